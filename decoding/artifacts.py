@@ -58,7 +58,7 @@ class Artifact:
     tensors: dict[str, torch.Tensor]
 
     def save(self, path: Path) -> None:
-        """Write the file beside its place and rename it: nobody ever sees half of one, and nothing stays of it.
+        """Write the file under a temporary name and rename it: readers never see a partial file, and none is left over.
 
         Raises:
             OSError: it cannot be written.
@@ -174,17 +174,17 @@ class Kept(Generic[T]):
 
 
 def unheard(name: str, artifact: Artifact, version: str) -> None:
-    """Nobody wants to know which artifacts are opened."""
+    """Ignore an opened artifact: the default observer."""
 
 
 @dataclass(slots=True)
 class Artifacts:
-    """The artifacts of a pool: the files of one folder, read once and again when they change.
+    """Artifacts of a pool: the files of one folder, read once and again when they change.
 
     Attributes:
         folder: where they lie; None: there are none.
         kept: what was made of those that the configuration names, by who uses them.
-        opened: told the name, the artifact and its version whenever one that fits is opened.
+        opened: called with the name, the artifact and its version whenever one that fits is opened.
     """
 
     folder: Path | None = None
@@ -193,7 +193,7 @@ class Artifacts:
     _read: dict[str, tuple[tuple[int, int], Artifact, str]] = field(default_factory=dict)
 
     def telling(self, opened: Opened) -> Artifacts:
-        """The same artifacts for somebody who is to hear of those that are opened."""
+        """Return the same artifacts with an observer of those that are opened."""
         return replace(self, opened=opened)
 
     @property

@@ -1,4 +1,4 @@
-"""Blocks: rows after a sequence that are not, or not yet, part of it."""
+"""Blocks: hypothetical rows after a sequence, which are not, or not yet, part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decoding.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Hypothetical rows of a forward: a continuation, a draft tree, tokens that run through some layers only.
+    """Block of hypothetical rows of a forward: a continuation, a draft tree, tokens that run through some layers only.
 
     Their keys lie in the slots after those of the tokens before the block, row i's in slot i, wherever it stands.
 
@@ -23,7 +23,7 @@ class Block:
         mask: bool [n, n]: row i sees row j; every row sees all tokens before the block. None: each row sees itself and
             the rows before it.
         layers: the layers that the rows run through.
-        states: [n, hidden] what goes into layer `layers.first`, with `resume` 0; None where that is layer 0.
+        states: [n, hidden] input of layer `layers.first`, with `resume` 0; None where that is layer 0.
         resume: the first row to run; those before it are as in the block before this one, whose KV is used.
         base: tokens of the sequence before the block; None: all that it has when the block is run.
 
@@ -48,12 +48,12 @@ class Block:
 
     @classmethod
     def chain(cls, tokens: tuple[int, ...], layers: LayerSelection = WHOLE) -> Block:
-        """Tokens one after the other."""
+        """Build a block of tokens one after the other."""
         return cls(tokens, tuple(range(len(tokens))), layers=layers)
 
     @classmethod
     def of_tree(cls, tree: DraftTree, resume: int = 0) -> Block:
-        """The nodes of a draft tree, then its extra rows, which no node sees."""
+        """Build a block of a draft tree's nodes, then its extra rows, which no node sees."""
         if tree.is_chain:
             return cls(tree.tokens, tuple(range(len(tree))), resume=resume)
         mask, depths, extra = tree.ancestor_mask(), tree.depths(), tree.extra
@@ -65,7 +65,7 @@ class Block:
 
     @classmethod
     def of_sketch(cls, sketch: Sketch) -> Block:
-        """The tokens of a partial forward."""
+        """Build a block of the tokens of a partial forward."""
         rows = cls.of_tree(DraftTree(sketch.tokens, sketch.parents, ""), sketch.start)
         return replace(rows, layers=sketch.depth, states=sketch.states, base=sketch.base)
 
@@ -74,24 +74,24 @@ class Block:
 
     @property
     def is_chain(self) -> bool:
-        """Whether the rows stand and see as tokens of a sequence do."""
+        """True if positions and masks are those of consecutive tokens of a sequence."""
         return self.mask is None and self.positions == tuple(range(len(self)))
 
     def seen(self, rows: int | None = None) -> torch.Tensor:
-        """bool [rows, rows]: which of each other the first `rows` rows see; None: of all rows."""
+        """Return the mask of the first `rows` rows among themselves, bool [rows, rows]; None: of all rows."""
         count = len(self) if rows is None else rows
         if self.mask is None:
             return torch.ones(count, count, dtype=torch.bool).tril()
         return self.mask[:count, :count]
 
     def path(self, row: int) -> tuple[int, ...]:
-        """The tokens that a row sees, its own included; ROOT: none."""
+        """Return the tokens that a row sees, its own included; ROOT: none."""
         if self.mask is None or row == ROOT:
             return self.tokens[: row + 1]
         return tuple(self.tokens[each] for each in self.mask[row].numpy().nonzero()[0])
 
     def begins_like(self, other: Block, rows: int) -> bool:
-        """Whether the first `rows` rows have the same tokens, places, masks and layers in both blocks."""
+        """Return whether the first `rows` rows have the same tokens, places, masks and layers in both blocks."""
         return (
             self.layers == other.layers
             and len(self) >= rows

@@ -79,7 +79,7 @@ class CalibratedParams(MethodParams):
     def over(cls, defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """See `MethodParams.over`: a knob set by hand replaces a pool's calibration, and the other way round.
 
-        A calibration named by the request brings what it was made with; what the pool sets of it by hand gives way.
+        A calibration named by the request brings what it was made with; it replaces what the pool sets by hand.
         """
         dropped: set[str] = set()
         if given.get(cls.knob.name) is not None:
@@ -166,22 +166,22 @@ def check_current(models: ModelPool, name: str, params: MethodParams) -> None:
 
 
 def recorder(request: Request, watched: Watched | None) -> Recorder | None:
-    """Who is to be told the values that a threshold is compared with; None: nobody."""
+    """Return the recorder of the values that a threshold is compared with; None: they are not recorded."""
     return watched.tally if watched is not None else request.extra.get(TALLY)
 
 
-def finish(request: Request, watched: Watched | None, told: Recorder | None) -> None:
-    """The answer is finished: what was counted goes to the pool's watch, or back to whoever wanted to know.
+def finish(request: Request, watched: Watched | None, recorded: Recorder | None) -> None:
+    """Hand a finished answer's counts to the pool's drift watch, or to the caller that asked for them.
 
     Args:
         request: the answer's.
         watched: as `calibrated` gave it.
-        told: the recorder as it is now; a rule that went to a model elsewhere came back with another.
+        recorded: the recorder as it is now; a rule that ran in another process came back with another.
     """
-    if watched is not None and isinstance(told, Tally):
-        watched.finish(request, told.counts)
-    elif told is not None:
-        request.extra[TALLY] = told
+    if watched is not None and isinstance(recorded, Tally):
+        watched.finish(request, recorded.counts)
+    elif recorded is not None:
+        request.extra[TALLY] = recorded
 
 
 def check_method(models: ModelPool, name: str, params: MethodParams, field: str) -> None:
@@ -244,7 +244,7 @@ def configured(models: ModelPool, name: str, field: str) -> KnobCalibration:
 
 
 def _key(name: str, params: CalibratedParams) -> tuple[str, str]:
-    """What a reading of a calibration depends on; a request may set other parameters beside it."""
+    """Return the key of a calibration reading: what it depends on; a request may set other parameters as well."""
     include = {"calibration", *TARGETS, *params.knob.fixed}
     return (name, params.model_dump_json(include=include, exclude_unset=True))
 

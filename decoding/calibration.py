@@ -85,7 +85,7 @@ class Basis:
         data: digest of the rows.
         source: the file's name, or the kind of the demo's problems.
         rows: how many.
-        measure: how quality was told: exact, numeric, regex, mixed, or agreement with the large model.
+        measure: how quality was measured: exact, numeric, regex, mixed, or agreement with the large model.
         temperature: of the answers; 0 is greedy.
         max_tokens: longest answer.
         seed: of the answers and the intervals.

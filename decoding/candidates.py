@@ -23,7 +23,7 @@ def show(seq: Sequence, draft: Sequence, models: ModelPool) -> Segment:
 
 
 def charge(seq: Sequence, draft: Sequence, shown: bool = False) -> None:
-    """Add a fork's work to the request's: tokens that nobody will see are counted as discarded.
+    """Add a fork's work to the request's: tokens that no client will see are counted as discarded.
 
     Args:
         seq: the request's.

@@ -1,4 +1,4 @@
-"""One decoding stretch, token by token: what every model's `decode` does around its forward pass."""
+"""The decode loop: one decoding stretch, token by token, around the forward passes of any model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LONGEST_STRETCH = 8
 
 
 def reported(seq: Sequence) -> ReadSpec:
-    """What the request itself wants to hear about each emitted token; draws nothing."""
+    """Return the read specification of what the request reports about each emitted token; draws nothing."""
     asked = seq.sampling
     return ReadSpec(draw=None, entropy=asked.token_details, logprob=asked.logprobs is not None, top=asked.logprobs or 0)
 
 
 class DecodeLoop:
-    """Tokens of one call to `decode` in the making: each is looked at, appended, and the end noticed.
+    """Decode loop of one call to `decode`: each token is checked by the rules, appended, and the end detected.
 
     Rules look at a token in their order, before it is appended. The first that says DROP ends the stretch: the
     token is counted as discarded and the rules after it never see it. STOP keeps the token, and wins over a
@@ -52,7 +52,7 @@ class DecodeLoop:
             self.stopped_by = "max_tokens"
 
     def take(self, row: Readout) -> bool:
-        """The next token was chosen; True when another one is wanted."""
+        """Take the next chosen token; return whether another one is wanted."""
         seq, until, stopped_by = self.seq, self._until, ""
         for rule in until.rules:
             decision = rule.observe(row.token, row)
@@ -77,7 +77,7 @@ class DecodeLoop:
 
     @property
     def segment(self) -> Segment:
-        """What was appended, and why it ended."""
+        """Appended tokens, and the reason of the end."""
         return Segment(tuple(self._tokens), self.stopped_by)
 
 
@@ -100,14 +100,14 @@ async def run_decode_loop(
     Returns:
         The appended tokens; `stopped_by` is the rule's name, "max_tokens" or "finish".
     """
-    stretch = DecodeLoop(seq, until, source, num_parameters)
-    while not stretch.stopped_by:
-        stretch.take(await step(stretch.want))
-    return stretch.segment
+    loop = DecodeLoop(seq, until, source, num_parameters)
+    while not loop.stopped_by:
+        loop.take(await step(loop.want))
+    return loop.segment
 
 
 def stretch_lengths(longest: int = LONGEST_STRETCH) -> Iterator[int]:
-    """Lengths of an answer's successive stretches: 1, so that the first token leaves at once, then doubling.
+    """Yield the lengths of an answer's successive stretches: 1, so that the first token leaves at once, then doubling.
 
     Boundaries never change tokens; they only decide how many tokens reach the client together.
     """

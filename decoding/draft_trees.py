@@ -31,7 +31,7 @@ Beyond = Literal["nothing", "likely", "uniform"]
 class GrowingTree:
     """A draft in the making: candidates are added one by one; what is read below them is fed level by level.
 
-    Candidates nobody reads below cost the model nothing.
+    Candidates without a read below them cost the model nothing.
 
     Args:
         model: reads, and is the draft's source.
@@ -94,7 +94,7 @@ class GrowingTree:
         return row
 
     def has_room(self, count: int) -> bool:
-        """Whether the model's cache can hold so many more beside the sequence and what was read of the tree."""
+        """Return whether the model's cache holds `count` more rows after the sequence and the rows read of the tree."""
         return len(self.seq) + self._num_read + count <= self._model.max_length
 
     async def read(self, nodes: list[int], want: ReadSpec) -> list[Readout]:

@@ -28,7 +28,7 @@ def learner_of(owner: str, account: str) -> str:
 
 
 class Stores:
-    """Shared state by kind and tenant. Lives beside a model; only its event loop touches it, so updates are ordered.
+    """Shared state by kind and tenant. Lives next to a model; only its event loop touches it, so updates are ordered.
 
     Tenants never see each other's stores: what one wrote could be read out of another's drafts. Where there are too
     many stores, or too many bytes in them, the tenant that has most loses the one it opened least recently.
@@ -85,7 +85,7 @@ class Stores:
             self._forget_one_of(held, least=1)
 
     def _forget_one_of(self, held: Counter[str], least: int = 0) -> None:
-        """Drop the least recently opened store, of at least so many bytes, of the tenant that holds most."""
+        """Drop the least recently opened store, of at least `least` bytes, of the tenant that holds most."""
         most = max(held.values())
         key = next(key for key, store in self._stores.items() if held[key[1]] == most and _nbytes(store) >= least)
         del self._stores[key]

@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 WINDOW = 128  # answers
 STORE = "drift"
-# Where whoever runs a method leaves what it shall tell the values to; a calibration's own watch goes before it.
+# Where the caller of a method leaves a recorder for its values; a calibration's own watch takes precedence.
 TALLY = "tally"
 # Where a method leaves the reading in `Request.extra`, for the answer's usage to show.
 DRIFT = "drift"
 
 
 class Recorder(Protocol):
-    """Is told values."""
+    """Recorder of the values that a threshold is compared with."""
 
     def add(self, value: float) -> None:
         """Take one value."""
@@ -130,7 +130,7 @@ class DriftWatch:
 def watch_of(models: ModelPool, name: str, version: str, limit: float) -> DriftWatch:
     """The pool's watch over a calibration; a new version of the artifact begins anew.
 
-    One for all tenants: it holds counts of values, of which no text can be told.
+    One for all tenants: it holds counts of values, from which no text can be inferred.
     """
     stores = models.small.stores
     kept: dict[str, DriftWatch] = stores.open(STORE, "", dict)

@@ -72,7 +72,7 @@ class MedusaHeads(Head):
 
 
 class RecurrentHead(Head):
-    """A recurrent cell over drafted tokens beside a fixed hidden state (paper #115, ReDrafter).
+    """Recurrent cell over drafted tokens, given a fixed hidden state (paper #115, ReDrafter).
 
     s_0 = 0; s_i = SiLU(W e(x_{i-1}) + U s_{i-1} + b), with x_0 the pending token and e the model's own embedding;
     logits of x_i come from [h; s_i] through residual blocks and a matrix.

@@ -1,4 +1,4 @@
-"""The `Model` base class: what a method may ask of a model, wherever the model runs."""
+"""The `Model` base class: operations that methods use, whichever process the model runs in."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What a model works on now: sequences it holds a cache for, and the tokens of these caches."""
+    """Current work of a model: sequences it holds a cache for, and the tokens of these caches."""
 
     sequences: int
     cached_tokens: int
 
 
 class Model(ABC):
-    """A causal language model with a KV cache per sequence.
+    """Causal language model with a KV cache per sequence.
 
     The sequence is the truth: every operation first computes whatever the cache lacks of it (catch-up), in the
     same forward pass as its own work. Cached positions that no longer agree with the sequence are dropped.
@@ -180,7 +180,7 @@ class Model(ABC):
 
     @abstractmethod
     def embed(self, tokens: list[int]) -> torch.Tensor:
-        """What goes into the first layer for these tokens: float32 [n, hidden], on the CPU.
+        """Return the input embeddings of tokens: float32 [n, hidden], on the CPU.
 
         Raises:
             TurnoutError: INTERNAL: the weights are elsewhere; only components that run next to them may ask.
@@ -212,14 +212,14 @@ class Model(ABC):
 
     @abstractmethod
     def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
-        """Let a drafter that runs beside this model learn from a round.
+        """Let a drafter that runs next to this model learn from a round.
 
-        No operation: nobody waits for it, and it gives nothing. A fault in it may be raised by the next operation on
-        the sequence.
+        Not an operation: no caller waits for it, and it returns nothing. A fault in it may be raised by the next
+        operation on the sequence.
         """
 
     async def score(self, seq: Sequence, continuations: Items[tuple[int, ...]], top: int = 0) -> list[Score]:
-        """Log-likelihood of each continuation of `seq` under the raw logits, with `top` alternatives per token."""
+        """Score each continuation of `seq`: log-likelihoods under the raw logits, with `top` alternatives per token."""
         return await self.do(seq, ScoreContinuations(continuations, top))
 
     async def prefill_ahead(self, seq: Sequence) -> None:
@@ -228,10 +228,10 @@ class Model(ABC):
 
     @abstractmethod
     def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
-        """A twin of `seq` that shares its cached blocks until one of them writes."""
+        """Fork `seq`: the twin shares its cached blocks until one of them writes."""
 
     def fork_many(self, seqs: Items[Sequence]) -> list[Sequence]:
-        """A twin of each of `seqs`, in their order; one that stands there several times gets as many."""
+        """Fork each of `seqs`, in their order; one that is listed several times gets one twin for each."""
         return [self.fork(seq) for seq in seqs]
 
     @abstractmethod
@@ -240,11 +240,11 @@ class Model(ABC):
 
     @abstractmethod
     def step_seconds(self) -> float:
-        """Recent wall-clock time of one decode step, in seconds (0.0 before the first)."""
+        """Return the recent wall-clock time of one decode step, in seconds (0.0 before the first)."""
 
     @abstractmethod
     def forward_seconds(self, fed: int, attended: int, sequences: int) -> float:
-        """Predicted wall time of a forward, in seconds; 0.0 where nothing is known.
+        """Return the predicted wall time of a forward, in seconds; 0.0 if it is unknown.
 
         Args:
             fed: tokens in it.
@@ -254,11 +254,11 @@ class Model(ABC):
 
     @abstractmethod
     def busy(self) -> Busy:
-        """What it works on now."""
+        """Return its current work."""
 
 
 class WrappedModel(Model):
-    """A model that changes something of another one; whatever it does not define is the other's own.
+    """Wrapper of another model, which overrides some of its behaviour and passes on all else.
 
     Args:
         inner: the other one.
@@ -304,24 +304,24 @@ class WrappedModel(Model):
 
 
 class TokenText(Protocol):
-    """Text of tokens, as far as methods may know it."""
+    """Tokenizer interface of methods: the text of tokens."""
 
     def __hash__(self) -> int:
-        """By identity: what is worked out from a tokenizer once is kept for it."""
+        """Hash by identity: results computed from a tokenizer are cached by it."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids, special tokens left out. What is compared or counted is compared or counted in it."""
+        """Return the text of token ids, without special tokens: the text that methods compare and count."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token inside a text: joined, the text's UTF-8; a special token's name."""
+        """Return the bytes of a token inside a text: joined, the text's UTF-8; a special token's name."""
         ...
 
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models a method may use, by role: any number of them, of which small and large are the usual ones.
+    """Models that a method may use, by role: any number of them, small and large being the usual ones.
 
     Attributes:
         models: every name's model.
@@ -338,7 +338,7 @@ class ModelPool:
     clock: Callable[[], float] = perf_counter
 
     def by_role(self, role: str) -> Model:
-        """The model that fills a role, such as "judge".
+        """Return the model that fills a role, such as "judge".
 
         Raises:
             TurnoutError: INVALID_ARGUMENT: the pool has none for it.
@@ -367,7 +367,7 @@ class ModelPool:
 
 @dataclass(slots=True)
 class Request:
-    """The answers to produce: what a method is given. Wire types never get here.
+    """Request to a method: the answers to produce. Wire types never get here.
 
     Attributes:
         id: of the call.
@@ -377,8 +377,8 @@ class Request:
         tenant: whose request it is.
         extra: what a method leaves for the answer's usage.
         notes: for the person who reads the answer.
-        delivered: where the answer is made again, its first tokens as its reader has them: what no seed tells, such as
-            when a verdict came, is done as it was done then.
+        delivered: if the answer is made again, the tokens that its reader already has: decisions that no seed
+            determines, such as when a verdict came, are repeated from them.
     """
 
     id: str
@@ -394,5 +394,5 @@ class Request:
 
 
 def token_of(row: Readout, source: str) -> Token:
-    """The token a row chose, with what was read beside it."""
+    """Return the token a row chose, with the log-probability and entropy read with it."""
     return Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)

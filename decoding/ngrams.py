@@ -63,7 +63,7 @@ class SuffixMatcher:
         self._matched = 0
 
     def read(self, token: int) -> None:
-        """The text goes on."""
+        """Append a token to the text."""
         state = self._state
         while state and token not in self._next[state]:
             state = self._link[state]

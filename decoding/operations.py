@@ -1,7 +1,7 @@
-"""Operations of a model as values: what each takes and what it gives.
+"""Operations of a model as values: their arguments and results.
 
-An operation is a frozen dataclass; `Model.do` carries it out. To add one, write its dataclass here, or beside what it
-is for, and a handler (see `Handlers`) or its own `run`: whatever forwards operations forwards this one too.
+An operation is a frozen dataclass; `Model.do` carries it out. To add one, write its dataclass here, or in the module
+that uses it, and a handler (see `Handlers`) or its own `run`: code that forwards operations forwards this one too.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ R = TypeVar("R")
 M = TypeVar("M")
 O = TypeVar("O", bound="Operation[Any]")  # noqa: E741
 
-LEAST_BYTES = 2048  # of a tensor that stays beside the model: a smaller one travels faster than it is fetched
+LEAST_BYTES = 2048  # of a tensor that stays next to the model: a smaller one travels faster than it is fetched
 
 
 class Operation(Generic[R]):
-    """Something to do with one sequence, as a value; `R` is what it gives.
+    """Operation on one sequence, as a value; `R` is the type of its result.
 
-    What it carries (drafters, rules, ...) is named in it and stays as its caller sees it: new state is part of the
-    result, and the caller writes it into its own objects (`settle`). What a drafter learns beyond that, its working
+    Components that it carries (drafters, rules, ...) are fields and stay as its caller sees them: new state is part of
+    the result, and the caller writes it into its own objects (`settle`). All else that a drafter learns, its working
     memory, is next to the model that carries the operation out.
 
     Attributes:
         name: in traces and errors.
         appends: whether the model makes the sequence longer.
         fills_cache: whether the model first computes what its cache lacks of the sequence.
-        answers: whether somebody waits for it; if not, a fault in it is raised by the sequence's next operation.
+        answers: whether a caller waits for it; if not, a fault in it is raised by the sequence's next operation.
     """
 
     __slots__ = ()
@@ -76,14 +76,14 @@ class Operation(Generic[R]):
         return value
 
     def settle(self, value: R) -> None:
-        """Write the new state in the result into what the operation carries; the caller does so when it is done."""
+        """Write the new state in the result into the carried components; the caller does so when it is done."""
 
     def kept(self, value: R) -> tuple[Any, ...]:
         """Objects of this operation or its result that later ones take: a remote model keeps the last few."""
         return ()
 
     async def run(self, model: Any, seq: Sequence) -> R:
-        """Carry it out, by other operations of the model; models that have a handler for it never ask.
+        """Carry it out by other operations of the model; not called on models that have a handler for it.
 
         Raises:
             NotImplementedError: this model cannot do it.
@@ -92,7 +92,7 @@ class Operation(Generic[R]):
 
 
 class Handlers(Generic[M]):
-    """What one kind of model does for each operation; for all others, what they do themselves."""
+    """Handlers of one kind of model, by operation; operations without a handler use their own `run`."""
 
     def __init__(self) -> None:
         self._handlers: dict[type[Operation[Any]], Callable[[M, Sequence, Any], Awaitable[Any]]] = {}
@@ -139,7 +139,7 @@ class Decode(Operation[Decoded]):
         return self.until.rules
 
     def with_states(self, value: Decoded, states: Mapping[int, Any]) -> Decoded:
-        """Twins of the rules whose state has changed."""
+        """Return the result with twins of the rules whose state has changed."""
         rules = list(self.until.rules)
         for place, state in states.items():
             rules[place] = twin(rules[place])
@@ -201,7 +201,7 @@ class Choose(Operation[list[Readout]]):
             raise ValueError(f"logits: {list(self.logits.shape)}, but [{len(self.paths)}, vocabulary] for these paths")
 
     def histories(self, seq: Sequence, vocab_size: int) -> list[RowContext]:
-        """Whose row is whose.
+        """Return the context of each row.
 
         Raises:
             ValueError: the logits are of another vocabulary.
@@ -213,7 +213,7 @@ class Choose(Operation[list[Readout]]):
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A draft, and the state of the drafter and the length policy after it: see `decoding.state.Stateful`."""
+    """Draft, with the state of the drafter and the length policy after it: see `decoding.state.Stateful`."""
 
     draft: DraftTree
     drafter: tuple[Any, ...]
@@ -240,11 +240,11 @@ class Propose(Operation[Proposed]):
         return LEAST_BYTES
 
     def kept(self, value: Proposed) -> tuple[Any, ...]:
-        """The draft."""
+        """Return the draft."""
         return (value.draft,)
 
     def with_states(self, value: Proposed, states: Mapping[int, Any]) -> Proposed:
-        """The state of both, as it was where it has not changed."""
+        """Return the result with the state of both, as it was where it has not changed."""
         drafter = states[0] if 0 in states else self.drafter.state()
         length = states[1] if 1 in states else self.length.state()
         return Proposed(value.draft, drafter, length)
@@ -280,7 +280,7 @@ class Verify(Operation["VerifyResult"]):
         return LEAST_BYTES
 
     def for_caller(self, value: VerifyResult) -> VerifyResult:
-        """The verdict without tensors that only the verifier wanted."""
+        """Return the verdict without tensors that only the verifier wanted."""
         want = self.want
         if not any(row.bears_tensors for row in value.rows):
             return value
@@ -294,7 +294,7 @@ class Verify(Operation["VerifyResult"]):
         return replace(value, rows=rows)
 
     def with_states(self, value: VerifyResult, states: Mapping[int, Any]) -> VerifyResult:
-        """The state of the verifier."""
+        """Return the verdict with the state of the verifier."""
         state = states[0] if states else self.verifier.state()
         return replace(value, state=state) if state else value
 
@@ -303,13 +303,13 @@ class Verify(Operation["VerifyResult"]):
         self.verifier.load_state(value.state)
 
     def kept(self, value: VerifyResult) -> tuple[Any, ...]:
-        """The draft, and the rows read."""
+        """Return the draft, and the rows read."""
         return self.draft, value.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Observe(Operation[None]):
-    """A round that a drafter is to learn from: how `decoding.model.Model.observe` travels."""
+    """Round that a drafter is to learn from: how `decoding.model.Model.observe` travels."""
 
     name: ClassVar[str] = "teach"
     answers: ClassVar[bool] = False

@@ -50,7 +50,7 @@ async def partial_chain(
     want: ReadSpec,
     continues: Callable[[Path[Step]], bool],
 ) -> list[Step]:
-    """A chain drafted by some of a model's layers, which see the whole model's cache of the sequence.
+    """Draft a chain with some of a model's layers, which see the whole model's cache of the sequence.
 
     Args:
         model: whose layers.
@@ -58,7 +58,7 @@ async def partial_chain(
         depth: which layers; skipped ones leave the residual stream as it is.
         most: tokens at most.
         want: what to read, `draft_want` included.
-        goes_on: asked below every token but one that ends the answer.
+        continues: asked below every token but one that ends the answer.
     """
     path: list[Step] = []
     tokens = [seq.tokens[-1]]
@@ -99,9 +99,9 @@ async def exit_chain(
     continues: Callable[[Path[Step]], bool],
     exits: Callable[[int], Exit] | None = None,
 ) -> ExitDraft:
-    """A chain drafted by a model's first layers, whose work verification takes over.
+    """Draft a chain with a model's first layers, whose results verification takes over.
 
-    The last token is run through the layers too: verification goes on behind them for every token of the draft, and
+    The last token is run through the layers too: verification continues behind them for every token of the draft, and
     their outputs are known for every token that may be accepted.
 
     Args:
@@ -110,7 +110,7 @@ async def exit_chain(
         layer: how many layers run.
         most: tokens at most.
         wants: what to read where a token follows, and at the last one.
-        goes_on: asked below every token but one that ends the answer.
+        continues: asked below every token but one that ends the answer.
         exits: depth -> what stands between the layers and the head where the token of that depth, from 0, is drafted;
             None: the model's own norm.
     """
@@ -131,7 +131,7 @@ async def exit_chain(
 
 
 async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop: int) -> torch.Tensor:
-    """States behind a model's first layers at places of a sequence, for places that nobody read them at.
+    """Return states behind a model's first layers at positions of a sequence that no operation read them at.
 
     The cache stays as it is; so does what lies behind it.
 

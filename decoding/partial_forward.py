@@ -37,7 +37,7 @@ class LayerSelection:
         if self.last is not None:
             bounds.append(self.last)
         if self.skipped or bounds != sorted(bounds):
-            raise ValueError("groups stand in order within the layers that run, and nothing is skipped beside them")
+            raise ValueError("groups stand in order within the layers that run, and no other layer is skipped")
 
     def spans(self, num_layers: int) -> list[tuple[int, int]]:
         """The layers that run, [start, stop) each: the groups, and every other layer by itself."""

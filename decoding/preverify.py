@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class LateCandidate(Drafter):
-    """The test of a rejection verifier, made beside the target with what its last forward read (paper #130, PEARL).
+    """Pre-verification: a rejection verifier's test, run next to the target on its last forward (paper #130, PEARL).
 
     A part that drafts nothing: `teach` brings the candidate, with the distribution it was drawn from, and the verdict
     of that forward, all of whose nodes were accepted; neither that distribution nor the target's passes through
-    whoever asks. `propose` then only fetches the outcome.
+    the caller. `propose` then only fetches the outcome.
 
     Attributes:
         token: what stands at the candidate's place now: the candidate, or what the target has in its place.

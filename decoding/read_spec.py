@@ -1,4 +1,4 @@
-"""What to read at a position of a sequence, what was read there, and rules that look at it."""
+"""Read specifications, readouts of a position of a sequence, and stop rules that look at them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnout.types import Segment
 
 
 class NoiseKind(Enum):
-    """With which noise a row's token is chosen; see `decoding.noise.Purpose`.
+    """Kind of noise that a row's token is chosen with; see `decoding.noise.Purpose`.
 
     sample: as the target draws. draft: a draft's own, by position, for whom each place is judged once. round: a draft's
     own too, and other noise in each round, by how long the sequence is when it begins.
@@ -27,7 +27,7 @@ class NoiseKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
-    """What to read from each row of logits. Only what is asked for is computed.
+    """Specification of what to read from each row of logits. Nothing else is computed.
 
     Attributes:
         draw: choose a token by the sequence's sampling parameters (None: no token).
@@ -36,9 +36,9 @@ class ReadSpec:
         top: that many most probable tokens with raw log-probabilities.
         probs: the processed distribution the token was drawn from (one-hot when greedy).
         logits: the raw logits.
-        hidden: hidden states after so many layers each (-1: before the head, after the last norm).
-        before: for the first row of a call, hidden states after so many layers each, from 0, of the sequence's tokens
-            that the call had to compute before it.
+        hidden: layers after which hidden states are read (-1: before the head, after the last norm).
+        before: for the first row of a call, numbers of layers, from 0, after which hidden states are read of the
+            sequence's tokens that the call had to compute before it.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
         among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
         unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
@@ -58,16 +58,16 @@ class ReadSpec:
 
     @property
     def chooses(self) -> bool:
-        """Whether the distribution that a token is drawn from is wanted, not only what the model says."""
+        """True if the distribution that a token is drawn from is wanted, not only the model's raw output."""
         return self.draw is not None or self.probs or self.margin
 
     @property
     def reads_logits(self) -> bool:
-        """Whether anything but hidden states is wanted."""
+        """True if anything but hidden states is wanted."""
         return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
 
     def __or__(self, other: ReadSpec) -> ReadSpec:
-        """What either wants, of one row; not for entropies of which one is unmasked: a row has only one of them."""
+        """Return the union of both, for one row. A row has one entropy: both must be masked, or both unmasked."""
         alike = self.unmasked is other.unmasked or not (self.entropy and other.entropy)
         assert alike, "one row cannot hold both the entropy under a structure and the unmasked one: read it twice"
         return ReadSpec(
@@ -87,7 +87,7 @@ class ReadSpec:
 
 @dataclass(slots=True)
 class Readout:
-    """What was read at one position; what was not wanted stays at its default. See `ReadSpec`.
+    """Readout of one position; fields that were not wanted stay at their defaults. See `ReadSpec`.
 
     `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
     structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
@@ -108,16 +108,16 @@ class Readout:
 
     @property
     def bears_tensors(self) -> bool:
-        """Whether more than numbers was read."""
+        """True if it holds tensors, not only numbers."""
         return self.probs is not None or self.logits is not None or bool(self.hidden) or bool(self.before)
 
 
 class Decision(Enum):
-    """What a stop rule says after a token."""
+    """Decision of a stop rule after a token."""
 
     GO_ON = "go_on"
     STOP = "stop"
-    DROP = "drop"  # stop, and do not append this token: whoever goes on chooses it again
+    DROP = "drop"  # stop, and do not append this token: the model that continues chooses it again
 
 
 class StopRule(Protocol):
@@ -136,13 +136,13 @@ class StopRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """When a decoding stretch ends: any rule says so, `max_tokens` were appended, or the sequence ended."""
+    """Stop condition of a decoding stretch: any rule says so, `max_tokens` were appended, or the sequence ended."""
 
     rules: tuple[StopRule, ...] = ()
     max_tokens: int | None = None
 
     def twins(self) -> StopCondition:
-        """The same with rules that go on from here by themselves."""
+        """Return the same condition with independent copies of the rules."""
         return replace(self, rules=tuple(twin(rule) for rule in self.rules)) if self.rules else self
 
     def settle(self, rules: tuple[StopRule, ...]) -> None:
@@ -156,7 +156,7 @@ class StopCondition:
 
     @property
     def want(self) -> ReadSpec:
-        """Everything the rules must be shown."""
+        """Union of what the rules need to read."""
         want = ReadSpec()
         for rule in self.rules:
             want = want | rule.want
@@ -165,7 +165,7 @@ class StopCondition:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decoding stretch gives: the appended tokens, and the rules as they are now, in their order."""
+    """Result of a decoding stretch: the appended tokens, and the rules as they are now, in their order."""
 
     segment: Segment
     rules: tuple[StopRule, ...]
@@ -175,7 +175,7 @@ class Decoded:
 class Score:
     """Log-likelihood of a continuation, token by token, in nats.
 
-    `greedy` tells whether a token was the most probable; `top` are the most probable ones (id, log-probability).
+    `greedy` says whether a token was the most probable; `top` are the most probable ones (id, log-probability).
     """
 
     token_logprobs: tuple[float, ...]

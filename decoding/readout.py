@@ -23,7 +23,7 @@ def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec
     Args:
         logits: float32 [rows, vocab], raw; not modified.
         histories: whose row is whose.
-        wants: what to read; `hidden` is not looked at, hidden states are filled in by whoever holds them.
+        wants: what to read; `hidden` is not looked at, hidden states are filled in by the caller, which holds them.
 
     Returns:
         One `Readout` per row. `logits` and `probs` stay on their device; `Readout.logits` is a view of `logits`, or of
@@ -207,7 +207,7 @@ def _key(history: RowContext, draw: NoiseKind) -> int:
 def _report(
     where: list[int], wants: list[ReadSpec], scores: torch.Tensor, chosen: torch.Tensor, host: _HostCopy
 ) -> None:
-    """Send tokens to the host, and margins where somebody asked."""
+    """Send tokens to the host, and margins where they are wanted."""
     drawn = [slot for slot, index in enumerate(where) if wants[index].draw is not None]
     if drawn:
         host.add("token", [where[slot] for slot in drawn], _pick(chosen, drawn))

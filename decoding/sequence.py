@@ -16,14 +16,14 @@ DEFAULT_SHARING = Sharing()
 
 
 class TextStop(Protocol):
-    """Watches the generated text for stop strings; one per sequence, fed every token once, in order."""
+    """Detector of stop strings in the generated text; one per sequence, fed every token once, in order."""
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; True when the text now contains a stop string."""
         ...
 
     def clone(self) -> TextStop:
-        """An independent copy in the same state."""
+        """Return an independent copy in the same state."""
         ...
 
 
@@ -36,15 +36,15 @@ class Sequence:
         seed: of the keyed noise.
         eos_ids: ids that end the answer (unless `sampling.ignore_eos`).
         stop: watches for stop strings, when there are any.
-        sharing: whose cache its tokens belong to; what others may not find is computed again.
+        sharing: scope in which other sequences may reuse its cache.
         lossy: whether its cache may come from KV that was stored or reused with a loss.
-        tenant: on whose account it is; a model's time is shared equally between tenants.
-        patient: whether it gives way, at every step, to sequences that are not.
+        tenant: the tenant it is billed to; a model's time is shared equally between tenants.
+        low_priority: whether it yields, at every step, to sequences that are not low-priority.
 
     Attributes:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
-        constraint: what the answer's text must fit; None: nothing. Set by who made the sequence; forks have their own.
+        constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         generated: the answer's tokens, with provenance.
         finish_reason: set when the answer ends; only `reopen` takes it back.
         meter: the work done for it.
@@ -109,17 +109,17 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has ended."""
+        """True if the answer has ended."""
         return self.finish_reason is not None
 
     @property
     def learner(self) -> str:
-        """Whose stores drafters and monitors have for it: see `decoding.drafter_state.learner_of`."""
+        """Owner of the stores that drafters and monitors use for it: see `decoding.drafter_state.learner_of`."""
         return learner_of(self.owner, self.tenant)
 
     @property
     def answer(self) -> list[int]:
-        """The answer's tokens so far."""
+        """Tokens of the answer so far."""
         return self.tokens[self.num_prompt_tokens :]
 
     @property
@@ -156,22 +156,22 @@ class Sequence:
 
     @property
     def can_reopen(self) -> bool:
-        """Whether it ended with an end token and has room for more."""
+        """True if it ended with an end token and has room for more."""
         stopped = self.finish_reason is FinishReason.STOP and self.tokens[-1] in self._ends
         return stopped and len(self.generated) < self.sampling.max_tokens
 
     def reopen(self) -> None:
-        """Go on after the end token, which stays.
+        """Reopen the answer after the end token, which stays.
 
         Raises:
             ValueError: it has not ended, or its length or a stop string ended it.
         """
         if not self.can_reopen:
-            raise ValueError("only an answer that ended with an end token, with room for more, goes on")
+            raise ValueError("only an answer that ended with an end token, with room for more, can be reopened")
         self.finish_reason = None
 
     def fork(self, seed: int | None = None) -> Sequence:
-        """An independent continuation of the same tokens, with counters of its own."""
+        """Return an independent continuation of the same tokens, with counters of its own."""
         seed = self.seed if seed is None else seed
         twin = Sequence(
             self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.low_priority

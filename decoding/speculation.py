@@ -1,4 +1,4 @@
-"""Rounds of speculation: choose who drafts, draft, verify in one forward of the target, learn."""
+"""Speculative decoding rounds: choose a drafter, draft, verify in one forward of the target, learn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from turnout.types import Segment
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
 WARM_AFTER = 32
-LEAST_S = 1e-6  # of a round: no time at all says that nobody knows
+LEAST_S = 1e-6  # of a round: 0.0 would mean an unknown time
 
 
 @dataclass
 class Arm:
-    """A drafter, the policy that says how deep it drafts, and its most nodes (None: its own, or as many as deep)."""
+    """Arm: a drafter, its length policy, and its most nodes (None: the drafter's own, or equal to the depth)."""
 
     drafter: Drafter
     length: LengthPolicy
@@ -35,11 +35,11 @@ class Arm:
 
     @cached_property
     def drafts(self) -> str:
-        """Which drafter, with all its parameters, and its nodes: equal for arms that draft alike."""
+        """Key of the drafter, its parameters and its nodes: equal for arms that draft alike."""
         return f"{named(self.drafter)} {self.nodes}"
 
     def nodes_of(self, depth: int) -> int:
-        """Most nodes of a draft so deep: in proportion to the deepest one's."""
+        """Return the most nodes of a draft of `depth`: in proportion to the deepest one's."""
         most = self.length.params.most
         return -(-depth * (self.nodes or self.drafter.nodes or most) // most)
 
@@ -50,21 +50,21 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The same with the policy: equal for arms that do the same."""
+        """Key of the arm, policy included: equal for arms that do the same."""
         return f"{self.drafts} {named(self.length)}"
 
 
 @dataclass(slots=True)
 class Draft:
-    """What a round verifies.
+    """Draft of a round.
 
     Attributes:
         tree: the draft; may be empty.
-        asked: who was asked, in this order; the last one drafted it, where it is not empty.
-        depth: how deep it could have been.
-        seconds: how long it took.
-        plain: whether a stretch of plain decoding may follow: nobody was asked for a draft but `watchers`.
-        watchers: who was asked for a draft, had none, and can tell when there is one.
+        asked: arms that were asked, in this order; the last one drafted it, unless it is empty.
+        depth: the deepest it could have been.
+        seconds: the time it took.
+        plain: whether a stretch of plain decoding may follow: no arm was asked for a draft but `watchers`.
+        watchers: arms that were asked for a draft, had none, and report when they have one.
     """
 
     tree: DraftTree
@@ -76,32 +76,32 @@ class Draft:
 
     @property
     def arm(self) -> int:
-        """Who drafted it; who was asked first, where nobody did."""
+        """Arm that drafted it; the one asked first, if none did."""
         return self.asked[-1 if self.tree.fed_tokens else 0]
 
 
 @runtime_checkable
 class RunsHere(Protocol):
-    """A model of this process: rules given to it are the caller's own, and keep what they were shown.
+    """Model of this process: its decoding runs the caller's own rules, which keep what they observed.
 
-    Those given to a model elsewhere are copies there, and tensors that these are shown stay with them.
+    A model in another process runs copies of the rules, and the tensors they observe stay there.
 
     Attributes:
-        runs_here: says that.
+        runs_here: marks such a model.
     """
 
     runs_here: bool
 
     def reading_seconds(self) -> float:
-        """What its steps through all layers took longer so far for prompts that were read in them, in seconds."""
+        """Return the time that prefill has added so far to its steps through all layers, in seconds."""
         ...
 
 
 class _Shown(Stateful):
-    """Ends nothing, and keeps what the target read for drafters with each token.
+    """Stop rule that ends nothing, and keeps the target's readouts for drafters.
 
     Args:
-        want: what they want read.
+        want: what the drafters want read.
     """
 
     name = "shown"
@@ -118,11 +118,11 @@ class _Shown(Stateful):
 
 
 class _Watch:
-    """Ends a stretch where a drafter has something to propose; for models of this process, for it is shown live state.
+    """Stop rule that ends a stretch when a drafter has a proposal; it reads live state, so only for local models.
 
     Args:
         seq: what is decoded.
-        drafters: that have nothing to propose before it.
+        drafters: those that have no proposal before it.
     """
 
     name = "found"
@@ -140,23 +140,23 @@ class _Watch:
 
 
 class Speculation:
-    """Drafts and verifies until a sequence ends; the target's law is kept where the verifier keeps it.
+    """Speculative decoding of a sequence to its end; lossless if the verifier is.
 
-    Every drafter learns from every round, whoever drafted it, so that none is stale when its turn comes; a draft model
-    that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is wanted, the
-    target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards; likewise
-    where a draft is wanted and nobody has one, until somebody has. Where the target is in another process, which cannot
-    see what they look at, and keeps what it reads for them, each of these tokens is a round of its own.
+    Every drafter learns from every round, also from others' drafts, so that none is stale when its turn comes; a draft
+    model that has drafted before and is not asked for a while reads along in spare batch room. Where no draft is
+    wanted, the target decodes some tokens at once, as it would alone, and drafters learn from all of them afterwards;
+    likewise where a draft is wanted and no drafter has one, until one has. If the target is in another process, which
+    cannot see the drafters' state and keeps what it reads for them, each of these tokens is a round of its own.
 
-    Policies and selectors are told how long a round took, less what the target read of prompts meanwhile: a draft
-    beside somebody's prompt is no slow draft.
+    Policies and selectors get the time of a round without the time in which the target read prompts meanwhile, so that
+    another request's prompt does not make a draft look slow.
 
     Args:
         request: what to answer.
-        models: `large` verifies; drafters run beside whom they ask for.
-        arms: who may draft.
-        selector: who drafts in a round.
-        verifier: which draft tokens stay.
+        models: `large` verifies; drafters run next to the model of `runs_on`.
+        arms: drafters with their policies.
+        selector: chooses the arm of a round.
+        verifier: decides which draft tokens stay.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Speculation:
         selector.begin(self._seq, [arm.name for arm in arms], self._target.stores)
 
     async def run(self) -> AsyncGenerator[Segment, None]:
-        """Segments, one per round."""
+        """Yield segments, one per round."""
         seq = self._seq
         try:
             while not seq.finished:
@@ -201,7 +201,7 @@ class Speculation:
         self._notes += [arm.drafter.note for arm in self._arms if arm.drafter.note]
 
     async def _verify(self, seq: Sequence, draft: Draft, want: ReadSpec) -> Segment:
-        """One forward over the draft; tokens of it, and one of the target's own."""
+        """Verify the draft in one forward; return its accepted tokens, and one of the target's own."""
         started = self._clock()
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
@@ -220,7 +220,7 @@ class Speculation:
         return Segment(emitted, "finish" if seq.finished else "round")
 
     async def _decode(self, seq: Sequence, draft: Draft, want: ReadSpec) -> Segment:
-        """A stretch without drafts: as many rounds as tokens."""
+        """Decode a stretch without drafts: one round for each token."""
         started = self._clock()
         shown, most = _Shown(want), next(self._stretches)
         rules: list[StopRule] = [] if want == NOTHING else [shown]
@@ -228,7 +228,7 @@ class Speculation:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
             for arm in draft.watchers:
                 arm.length.defer()
-        elif draft.watchers:  # who cannot watch is asked again after every token, which takes its time
+        elif draft.watchers:  # watchers of a remote target are asked again after every token, which takes time
             most = 1
         segment = await self._target.decode(seq, StopCondition(tuple(rules), most))
         rounds, verify_s = len(segment.tokens), self._clock() - started
@@ -244,13 +244,13 @@ class Speculation:
         return Segment(segment.tokens, "finish" if seq.finished else "round")
 
     def _undisturbed_s(self, draft: Draft, verify_s: float, steps: int) -> float:
-        """What a round would have taken, draft and verification, if the target had read no prompts meanwhile.
+        """Return the time of a round, draft and verification, as if the target had read no prompts meanwhile.
 
-        Reading is counted when its step ends, and may have gone on beside a draft on another device: so little is left
-        of a round's time at least that nobody becomes more than about twice as fast by it.
+        Prefill is counted when its step ends, and may have overlapped with a draft on another device: a floor of half
+        the step times keeps an arm from looking more than about twice as fast because of it.
         """
         seconds = draft.seconds + verify_s
-        if self._here is None:  # nobody knows in time
+        if self._here is None:  # not known in time
             return seconds
         least_s = steps * self._target.step_seconds()
         if self._arms[draft.arm].drafter.runs_on == "small":
@@ -267,9 +267,9 @@ class Speculation:
             if arm.drafter.abstains:
                 order = order[: place + 1]
                 break
-            beside = self._beside(arm)
+            model = self._model_of(arm)
             share = arm.drafter.share
-            round = Round(seq, beside, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
+            round = Round(seq, model, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
             wanted = arm.length.before_round(round)
             if wanted > 0 and arm.drafter.watches and self._draws_alike:
                 watchers.append(arm)
@@ -281,10 +281,10 @@ class Speculation:
                     await self._reader.stop()
                     self._read_to = len(seq)
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
-                spare = min(beside.max_length, self._target.max_length) - len(seq)
+                spare = min(model.max_length, self._target.max_length) - len(seq)
                 nodes = min(arm.nodes_of(wanted), spare)
                 room = DraftBudget(depth, nodes, max(self._target.busy().sequences, 1))
-                tree = await beside.propose(seq, arm.drafter, room, arm.length)
+                tree = await model.propose(seq, arm.drafter, room, arm.length)
                 tree = tree.within(self._target.vocab_size)
                 if len(tree.fed_tokens) > spare:
                     tree = replace(tree, extra=None)
@@ -293,19 +293,19 @@ class Speculation:
         return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain, watchers)
 
     def _reported(self, tree: DraftTree, verdict: VerifyResult) -> VerifyResult:
-        """The tokens with what the request asked for: alternatives that were read beside are for drafters."""
+        """Return the verdict with only the alternatives that the request asked for; others were read for drafters."""
         asked = self._seq.sampling
         tokens = with_rejected(tree, verdict) if asked.token_details else verdict.tokens
         most = asked.logprobs or 0
         return replace(verdict, tokens=tuple(token._replace(top=token.top[:most]) for token in tokens))
 
     def _teach(self, seq: Sequence, tree: DraftTree, verdict: VerifyResult) -> None:
-        """Every drafter learns from what the target read."""
+        """Let every drafter learn from the target's readouts."""
         for arm in self._arms:
-            self._beside(arm).observe(seq, arm.drafter, tree, verdict)
+            self._model_of(arm).observe(seq, arm.drafter, tree, verdict)
 
     def _tell(self, draft: Draft, verdict: VerifyResult, seconds: float) -> None:
-        """The length policies that were asked learn what became of the round."""
+        """Let the length policies that were asked observe the outcome of the round."""
         nothing = DraftTree.empty(self._target.name)
         for index in draft.asked:
             if not self._arms[index].drafter.abstains:
@@ -314,15 +314,15 @@ class Speculation:
                 self._arms[index].length.observe(tree, verdict, seconds if mine else 0.0)
 
     def _keep_warm(self, seq: Sequence) -> None:
-        """Let a draft model that has drafted read on, where it lacks much of the sequence."""
+        """Let a draft model that has drafted before read ahead, if it lacks much of the sequence."""
         if self._read_to is not None and not seq.finished and len(seq) - self._read_to >= WARM_AFTER:
             self._reader.start(self._models.small, seq)
             self._read_to = len(seq)
 
-    def _beside(self, arm: Arm) -> Model:
+    def _model_of(self, arm: Arm) -> Model:
         return self._models.by_role("small" if arm.drafter.runs_on == "small" else "large")
 
 
 def named(part: Part) -> str:
-    """A part with all its parameters."""
+    """Return a part's name with all its parameters."""
     return f"{part.name}{part.params.model_dump_json()}"

@@ -1,4 +1,4 @@
-"""State of an object in its attributes: as a value, in a twin that goes on by itself, and written back.
+"""State of an object in its attributes: as a value, in an independent twin, and written back.
 
 Values of a class with `is_constant` never change, and are shared by all twins.
 """

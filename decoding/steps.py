@@ -110,7 +110,7 @@ class StepRule(Stateful):
 
 
 class StepDrafter(Drafter):
-    """Writes a step beside its model, as a chain; nothing is appended.
+    """Drafter of a whole step next to its model, as a chain; nothing is appended.
 
     Tokens are drawn from the model's processed distribution with noise that no later draft and no target uses, so
     that whether a step is kept says nothing about what the target would write in its place. The draft ends with the

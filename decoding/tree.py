@@ -13,7 +13,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class ExtraRows:
-    """Rows fed together with a draft that are no candidates: read by whoever drafted, judged by nobody, never kept.
+    """Extra rows fed together with a draft: read by its drafter, never judged, never kept.
 
     Attributes:
         tokens: [m] token ids.
@@ -29,7 +29,7 @@ class ExtraRows:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Proposed continuations of a sequence. The root (-1) is the sequence's last token.
+    """Draft tree: proposed continuations of a sequence. The root (-1) is the sequence's last token.
 
     Attributes:
         tokens: [n] token ids; a parent always comes before its children, siblings stand in draw order.
@@ -60,7 +60,7 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: list[int], source: str, proposals: list[torch.Tensor | None] | None = None) -> DraftTree:
-        """A tree with one branch."""
+        """Build a tree with one branch."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), source, tuple(proposals or ()))
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class DraftTree:
 
     @classmethod
     def merged(cls, paths: Iterable[Iterable[int]], most: int, source: str) -> DraftTree:
-        """A forest of fixed candidates in which equal beginnings stand once; the first paths go first.
+        """Merge paths of fixed candidates into a trie: equal prefixes are stored once; earlier paths come first.
 
         Args:
             paths: tokens from the root's child down.
@@ -93,11 +93,11 @@ class DraftTree:
 
     @classmethod
     def empty(cls, source: str) -> DraftTree:
-        """Nothing proposed: the target reads its next token only."""
+        """Return an empty draft: the target reads its next token only."""
         return cls((), (), source)
 
     def within(self, vocab_size: int) -> DraftTree:
-        """Without fixed candidates the target has no token for, and what hangs on them.
+        """Return the tree without fixed candidates outside the target's vocabulary, and without their descendants.
 
         Raises:
             ValueError: one of them was drawn: leaving it out would change what its siblings' distributions mean.
@@ -119,38 +119,38 @@ class DraftTree:
 
     @property
     def fed_tokens(self) -> tuple[int, ...]:
-        """The nodes' tokens, then those of the extra rows."""
+        """Tokens of the nodes, then those of the extra rows."""
         return self.tokens if self.extra is None else self.tokens + self.extra.tokens
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node has at most one child, and nothing else is fed along."""
+        """True if every node has at most one child, and there are no extra rows."""
         return self.extra is None and all(parent == index - 1 for index, parent in enumerate(self.parents))
 
     def proposal(self, node: int) -> torch.Tensor | None:
-        """The distribution `node` was drawn from, None if it was not drawn."""
+        """Return the distribution `node` was drawn from, None if it was not drawn."""
         return self.proposals[node] if self.proposals else None
 
     def children(self, node: int) -> list[int]:
-        """Children in draw order; `node` may be ROOT."""
+        """Return a node's children in draw order; `node` may be ROOT."""
         return [index for index, parent in enumerate(self.parents) if parent == node]
 
     def depth(self, node: int) -> int:
-        """0 for ROOT, 1 for its children."""
+        """Return the depth of a node: 0 for ROOT, 1 for its children."""
         steps = 0
         while node != ROOT:
             node, steps = self.parents[node], steps + 1
         return steps
 
     def depths(self) -> list[int]:
-        """[n] depth of every node below the root's children, which are at 0."""
+        """Return [n] the depth of every node below the root's children, which are at 0."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return depths
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`."""
+        """Return the nodes from the root's child down to `node`."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -158,7 +158,7 @@ class DraftTree:
         return nodes[::-1]
 
     def ancestor_mask(self) -> torch.Tensor:
-        """bool [n, n]: row i may see column j (j is i or an ancestor of i)."""
+        """Return the tree attention mask, bool [n, n]: row i may see column j (j is i or an ancestor of i)."""
         mask = np.eye(len(self.tokens), dtype=np.bool_)
         for index, parent in enumerate(self.parents):
             if parent != ROOT:

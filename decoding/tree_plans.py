@@ -140,7 +140,7 @@ class PlanTable:
 
         Args:
             draft_s: seconds of a draft forward, one a level; 0.0 if unknown.
-            target_s: [n + 1] seconds of verifying so many nodes, up to the most there may be; 0.0 if unknown.
+            target_s: [n + 1] seconds of verifying 0 to n nodes, up to the most there may be; 0.0 if unknown.
             depth: deepest node there may be.
         """
         lengths = self.lengths[1 : depth + 1, 1 : len(target_s)]

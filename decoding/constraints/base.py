@@ -1,4 +1,4 @@
-"""What a constrained answer may go on with: the protocol, and how it is put on logits."""
+"""The constraint protocol: masks of allowed next tokens, and their application to logits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ALL = 0xFF
 
 
 class Constraint(Protocol):
-    """Says which tokens may come next in one answer.
+    """Constraint of one answer: which tokens may come next.
 
-    A pure function of the answer's tokens: what an implementation remembers only makes the next call faster. Calls may
+    A pure function of the answer's tokens: state of an implementation is only a cache. Calls may
     come from several threads, for models of one request run side by side.
 
     Attributes:
         end_ids: tokens that end the answer; allowed where the text is complete, and nowhere else.
-        vocab_size: tokens that its masks tell of.
+        vocab_size: tokens that its masks cover.
         failure: why the grammar cannot be followed from where it was asked last; empty where it can.
     """
 
@@ -34,40 +34,40 @@ class Constraint(Protocol):
     failure: str
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
-        """Which tokens may follow an answer and each of some continuations of it.
+        """Return masks of the tokens that may follow each of some continuations of an answer.
 
         Args:
             answer: its tokens so far.
             paths: hypothetical tokens after it, () for none.
 
         Returns:
-            For each path a mask, which is not to be changed. None where the tokens are no beginning of a text that
-            fits, so that nothing that follows is of any account.
+            For each path a mask, which is not to be changed. None where the tokens are no prefix of a text that
+            fits, so that nothing that follows matters.
         """
         ...
 
     def accepts(self, tokens: list[int]) -> bool:
-        """Whether the text of these tokens, without one that ends the answer, fits and is complete."""
+        """Return whether the text of these tokens, without one that ends the answer, fits and is complete."""
         ...
 
     def clone(self) -> Constraint:
-        """An independent one for a twin of the answer."""
+        """Return an independent copy for a twin of the answer."""
         ...
 
 
 def allows(mask: Mask | None, token: int) -> bool:
-    """Whether a mask lets a token follow; no mask lets none."""
+    """Return whether a mask allows a token; no mask allows none."""
     return mask is not None and token < EIGHT * mask.size and bool(mask[token // EIGHT] >> token % EIGHT & 1)
 
 
 def is_forced(mask: Mask, vocab_size: int, end_ids: frozenset[int]) -> bool:
-    """Whether a mask leaves no choice among the tokens below `vocab_size`: one, or only tokens that end the answer."""
+    """Return whether a mask leaves no choice below `vocab_size`: one token, or only tokens that end the answer."""
     allowed = np.flatnonzero(np.unpackbits(mask, count=vocab_size, bitorder="little"))
     return len(allowed) == 1 or (0 < len(allowed) <= len(end_ids) and end_ids.issuperset(allowed.tolist()))
 
 
 def keep_allowed(logits: torch.Tensor, slots: list[int], masks: list[Mask]) -> torch.Tensor:
-    """A copy of logits with -inf for tokens that may not follow.
+    """Return a copy of logits with -inf for tokens that may not follow.
 
     Args:
         logits: float32 [rows, vocab], finite or -inf.
@@ -88,6 +88,6 @@ def keep_allowed(logits: torch.Tensor, slots: list[int], masks: list[Mask]) -> t
 
 @cache
 def _bias(device: torch.device) -> torch.Tensor:
-    """float32 [256, 8]: what each of a byte's bits adds to a logit, 0 or -inf."""
+    """Return float32 [256, 8]: the bias of each of a byte's bits, 0 or -inf."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.from_numpy(np.where(bits == 1, 0.0, -np.inf).astype(np.float32)).to(device)

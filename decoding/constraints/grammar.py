@@ -138,7 +138,7 @@ class GrammarConstraint:
         self._matcher = origin.deep_copy()
         self._at: list[int] = []  # where it stands
         self._answer: list[int] = []
-        self._sure = 0  # so many of `_at` are the answer's
+        self._sure = 0  # number of tokens of `_at` that are the answer's
         self._broken: list[int] = []  # after these the matcher could not go on, and is of no use before it
         self._found: dict[tuple[int, ...], Found] = {}  # after the answer and a path
         self._lock = threading.Lock()
@@ -202,7 +202,7 @@ class GrammarConstraint:
             return False
         taken = self._matcher.try_consume_tokens(new) if new else 0
         if taken != len(new):
-            self._broken = [*self._at, *new]  # all of them: how many it took is not told where it fails
+            self._broken = [*self._at, *new]  # all of them: a matcher that fails does not report how many it took
         self._at += new[:taken]
         self._sure = min(len(self._at), len(self._answer))
         return taken == len(new)
@@ -219,7 +219,7 @@ class GrammarConstraint:
         if not matcher.is_error() and mask.any():
             return Found(mask)
         self._broken = list(self._at)
-        return self._stuck(matcher.get_error() or "no token of the vocabulary goes on from here")
+        return self._stuck(matcher.get_error() or "no token of the vocabulary can follow here")
 
     def _off(self) -> Found:
         """Where it could not be followed: tokens that do not fit, or a grammar that became too complex by them."""

@@ -1,4 +1,4 @@
-"""Masks worked out beside the forward pass whose rows they are for: what they depend on is known before it."""
+"""Mask prefetch: compute a constraint's masks during the forward pass whose rows they are for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Asked = tuple[Constraint, list[int], list[tuple[int, ...]]]
 
 
 def spares_core(device: torch.device) -> bool:
-    """Whether a forward on the device leaves a core to a thread beside it.
+    """Return whether a forward on the device leaves a core for another thread.
 
     On the CPU a forward's own threads wait for each other several times a layer: where they have all cores, one that
     loses its core for a mask stops the others.
@@ -30,10 +30,10 @@ def spares_core(device: torch.device) -> bool:
 
 
 class MaskPrefetch:
-    """Asks constraints what they will be asked after a forward, on a thread of its own.
+    """Mask prefetcher: asks constraints what they will be asked after a forward, on a thread of its own.
 
-    A constraint remembers its answers; whoever asks before the thread did works it out itself. Nothing depends on
-    what the thread has done, or that it has done anything. The thread ends when this is forgotten.
+    A constraint remembers its answers; a caller that asks before the thread did computes the mask itself. No result
+    depends on what the thread has done, or that it has done anything. The thread ends when this is forgotten.
 
     Args:
         spare: whether there is a core for the thread; asked before each forward, on the forward's thread.

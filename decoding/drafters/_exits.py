@@ -36,7 +36,7 @@ class ExitParams(HeadParams):
 class ExitDrafter(TrainedDrafter[ExitHead]):
     """A chain by the target's first layers and a head that has keys and values of its own.
 
-    The layers run once for every token, those of the draft included: verification goes on behind them. The head has
+    The layers run once for every token, those of the draft included: verification continues behind them. The head has
     a row for every place up to the last drafted token but one. What it gets of the prompt, and of tokens that others
     drafted, is what verification read there; only places whose keys and values the target found in its cache are run
     through the first layers once more. The first round of an answer drafts nothing: its forward reads the prompt.
@@ -72,7 +72,7 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
 
     @abstractmethod
     def continues(self, path: Path[Step]) -> bool:
-        """Whether to draft on below a token, asked beside the length policy."""
+        """Return whether to draft on below a token, in addition to the length policy."""
 
     def begin(self, model: Model, seq: Sequence) -> None:
         """A round begins."""
@@ -105,7 +105,7 @@ class ExitDrafter(TrainedDrafter[ExitHead]):
         return DraftTree.chain(list(self._drafted), model.name, proposals)
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
-        """Keep the states of what stays, and no row of what does not, whoever drafted it."""
+        """Keep the states of accepted tokens, and no row of others, by whichever drafter they were drafted."""
         accepted = tuple(draft.tokens[node] for node in verdict.path)
         # An end of the answer inside the round cuts tokens: nothing follows then.
         root = len(seq) - len(accepted) - 2

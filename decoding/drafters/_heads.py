@@ -90,7 +90,7 @@ class HeadDrafter(TrainedDrafter[HeadT]):
         return DraftTree.empty(model.name) if state is None else await self.draft(model, seq, state, room)
 
     def hidden_at_end(self, seq: Sequence) -> torch.Tensor | None:
-        """What chose the sequence's last token: float32 [width], after the last norm; None: nobody kept it."""
+        """Return the state that chose the last token, after the last norm: float32 [width]; None: not kept."""
         return self._state[1] if self._state is not None and self._state[0] == len(seq) else None
 
     @abstractmethod
@@ -98,7 +98,7 @@ class HeadDrafter(TrainedDrafter[HeadT]):
         """A draft from the state that chose the sequence's last token: float32 [width], after the last norm."""
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
-        """Keep the state at the accepted node, whoever drafted it."""
+        """Keep the state at the accepted node, by whichever drafter it was drafted."""
         row = verdict.rows[verdict.path[-1] + 1 if verdict.path else 0]
         # A copy, so that the states of the other rows can go.
         self._state = (len(seq), row.hidden[-1].to("cpu", torch.float32, copy=True))

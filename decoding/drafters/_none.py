@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NoDrafter(Drafter):
-    """Drafts nothing, and nobody drafts in its place: what a selector takes where speculation does not pay."""
+    """Drafter of empty drafts, without a replacement: a selector takes it where speculation does not pay."""
 
     kinds = frozenset(Candidates)
     abstains = True

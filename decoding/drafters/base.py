@@ -27,7 +27,7 @@ NOTHING = ReadSpec(draw=None)
 
 
 class Candidates(StrEnum):
-    """How proposed tokens came about, which decides what verifiers may make of them.
+    """Kind of the proposed tokens: how they were chosen, which decides how verifiers may judge them.
 
     fixed: chosen, not drawn: the most probable ones, a copy, a lookup. drawn: drawn from the distribution that is
     stored with each, the later siblings without the earlier ones, with noise of their own. sequences: whole
@@ -41,10 +41,10 @@ class Candidates(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """How large a draft may be: its deepest node, and its number of nodes, extra rows included. Both at least 1.
+    """Largest draft: its deepest node, and its number of nodes, extra rows included. Both at least 1.
 
     Attributes:
-        sequences: that the target works on, this one included: what a node costs depends on them.
+        sequences: number that the target works on, this one included; the cost of a node depends on it.
     """
 
     depth: int
@@ -53,23 +53,23 @@ class DraftBudget:
 
 
 class Drafter(Part, Stateful):
-    """Proposes continuations. One drafter serves one request; a remote model works with a copy of it.
+    """Drafter of continuations. One drafter serves one request; a remote model works with a copy of it.
 
-    The copy keeps what it learns in attributes of its own, next to the model. Only `changing` goes to the caller: what
-    `want`, `share` and `note` follow from, for example.
+    The copy keeps what it learns in attributes of its own, next to the model. Only `changing` is returned to the
+    caller: for example, the values that `want`, `share` and `note` follow from.
 
-    What was drawn is proposed, in draw order, and whether another candidate is drawn is decided before it is
+    Drawn tokens are proposed, in draw order, and the decision to draw another candidate is made before it is
     seen: a draft shortened or sorted after looking at its tokens would bias a lossless verifier.
 
     Attributes:
         runs_on: the model it runs next to, by role; "any" where it needs none.
         kinds: candidates it can make.
-        stepwise: whether it asks the length policy before it goes on below a token.
-        abstains: whether its turn is a round without a draft: nobody is asked in its place.
-        watches: whether `ready` tells when it has something to propose, so that it need not be asked before.
+        stepwise: whether it asks the length policy before it continues below a token.
+        abstains: whether its turn is a round without a draft: no other drafter is asked in its place.
+        watches: whether `ready` reports when it has something to propose, so that it need not be asked before.
         want: what the target reads for it at the root, every node and every extra row of the coming round.
         depth: deepest draft unless the request says otherwise; None: what the length policy has as its own limit.
-        nodes: nodes of a draft unless the request says otherwise; None: as many as it is deep.
+        nodes: nodes of a draft unless the request says otherwise; None: equal to its depth.
     """
 
     runs_on: ClassVar[Literal["small", "large", "any"]] = "any"
@@ -88,22 +88,22 @@ class Drafter(Part, Stateful):
 
     @classmethod
     def inside(cls, params: Any, where: str = FIELD) -> type[Drafter]:
-        """Whose kinds, steps and sizes hold: its own, or those of a drafter that these parameters put into it.
+        """Return the class whose kinds, steps and sizes hold: this one, or that of a drafter its parameters wrap.
 
         Args:
             params: its own.
-            where: which field of the request says them, for refusals.
+            where: field of the request that gives them, for error messages.
         """
         return cls
 
     @property
     def share(self) -> float:
-        """How much of a forward of the model it runs beside a drafted level takes; 0.0: drafting needs none."""
+        """Cost of a drafted level, as a share of a forward of the model in `runs_on`; 0.0: drafting needs none."""
         return 0.0 if self.runs_on == "any" else 1.0
 
     @property
     def note(self) -> str:
-        """What the finished answer is to say of its drafts; empty: nothing."""
+        """Note on the drafts for the finished answer; empty: none."""
         return ""
 
     def check_room(self, room: DraftBudget, field: str) -> None:
@@ -111,7 +111,7 @@ class Drafter(Part, Stateful):
 
         Args:
             room: the largest.
-            field: that a refusal names: it says how many nodes.
+            field: the field of the number of nodes, which an error names.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT.
@@ -119,28 +119,28 @@ class Drafter(Part, Stateful):
 
     @abstractmethod
     async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
-        """A draft under the sequence's last token; may be empty.
+        """Propose a draft under the sequence's last token; may be empty.
 
         Args:
-            model: the one it runs beside.
-            seq: what to continue.
-            room: how large it may be.
-            length: asked before going on below a token, by stepwise drafters.
+            model: the one it runs next to.
+            seq: the sequence to continue.
+            room: the largest draft.
+            length: asked by stepwise drafters before they continue below a token.
         """
 
     def ready(self, seq: Sequence, token: int) -> bool:
-        """Whether it has something to propose behind a token that is about to be appended.
+        """Return whether it has something to propose after a token that is about to be appended.
 
-        Asked for each one while the target decodes because nobody had anything to propose: a matter of microseconds.
+        Called for each token while the target decodes because no drafter had a proposal: must take microseconds.
         """
         return True
 
     def observe(self, model: Model, seq: Sequence, draft: DraftTree, verdict: VerifyResult) -> None:
-        """What became of a round, its draft being this drafter's or another's; `seq` has the emitted tokens.
+        """Observe the outcome of a round, its draft being this drafter's or another's; `seq` has the emitted tokens.
 
         Args:
-            model: the one it runs beside.
-            seq: what was continued.
-            draft: what was verified.
-            verdict: the outcome; `verdict.rows` are what the target read.
+            model: the one it runs next to.
+            seq: the sequence that was continued.
+            draft: the verified draft.
+            verdict: the outcome; `verdict.rows` are the target's readings.
         """

@@ -114,7 +114,7 @@ class ClaspDrafter(Drafter):
 
 
 async def choose_layers(model: Model, seq: Sequence, states: dict[int, torch.Tensor], most: int) -> list[int]:
-    """So many layers to skip, by dynamic programming over (layer, layers skipped so far).
+    """Choose `most` layers to skip, by dynamic programming over (layer, layers skipped so far).
 
     A cell holds the state of the path whose state is closest, in angle, to the whole model's at that layer. All cells
     of a layer are alternatives for one place and run through the next layer in one forward.
@@ -122,7 +122,7 @@ async def choose_layers(model: Model, seq: Sequence, states: dict[int, torch.Ten
     Args:
         model: whose layers.
         seq: the sequence; the place is that of its last token but one.
-        states: layer -> [hidden], what the whole model had there after so many layers.
+        states: layer -> [hidden], the whole model's state there after that number of layers.
         most: layers skipped.
     """
     base, token = len(seq) - 2, seq.tokens[-2]

@@ -39,7 +39,7 @@ class InputCopyDrafter(Drafter):
     """Input-guided aggressive decoding (paper #140, Lossless Acceleration for Seq2seq Generation).
 
     The whole rest of the source is drafted at once. After a token that is not the source's, drafting ends until the
-    answer's longest suffix that occurs in the source occurs there once; from behind it copying goes on. The trained
+    answer's longest suffix that occurs in the source occurs there once; from behind it copying continues. The trained
     half of the paper, a model that predicts blocks (GAD), is no part of this drafter.
     """
 

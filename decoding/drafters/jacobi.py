@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from decoding.verifiers.base import VerifyResult
 
 # Another drafter may have drawn these places in this round, with its noise: what is drawn here is judged in the next
-# round, and who drafts that one may depend on how long this one took, and so on what was drawn and nobody saw.
+# round, whose drafter may depend on how long this one took, and so on tokens that were drawn and never emitted.
 REDRAWN = 0xFFFF  # beyond the nodes of any tree, which have lanes of their own
 
 

@@ -35,7 +35,7 @@ class RasdParams(MethodParams):
     ] = 4
     plausible: Annotated[
         int,
-        Field(ge=1, le=64, description="retrieved paths begin with one of so many tokens it finds most probable"),
+        Field(ge=1, le=64, description="retrieved paths begin with one of this number of most probable tokens"),
     ] = 10
 
 

@@ -31,7 +31,7 @@ class RasdHeadsParams(HeadParams):
     head_nodes: Annotated[int, Field(ge=1, le=256, description="most nodes that the heads draft")] = 24
     plausible: Annotated[
         int,
-        Field(ge=1, le=64, description="retrieved paths begin with one of so many likeliest tokens of the first head"),
+        Field(ge=1, le=64, description="retrieved paths begin with one of this number of likeliest tokens of head 1"),
     ] = 10
 
 

@@ -26,11 +26,11 @@ MOST_RANKS = 32
 # Times are compared at this context: what they depend on is mostly the number of tokens fed.
 NOMINAL_CONTEXT = 1024
 TIMED_NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-# And for so many sequences, of which each is taken to verify as many nodes.
+# Times are also taken for these numbers of sequences, each verifying the same number of nodes.
 TIMED_SEQUENCES = (1, 4, 16, 64)
-# A shape is computed again after so many nodes were judged.
+# Nodes judged after which a shape is computed again.
 REPLAN_AFTER = 64
-# A table that takes more is made in a thread of its own: nobody else's tokens may wait for it.
+# A table that takes more is made in a thread of its own: no other request's tokens may wait for it.
 MADE_AT_ONCE = 1 << 19
 PRIOR_WEIGHT = 16
 
@@ -53,7 +53,7 @@ class AcceptanceRates:
     """How often the verifier takes the k-th sibling, the earlier ones refused: a moving average.
 
     Args:
-        ranks: how many siblings are told apart.
+        ranks: number of sibling ranks with a rate of their own.
         memory: nodes averaged over.
 
     Attributes:
@@ -88,7 +88,7 @@ class AcceptanceRates:
         return 0 if self.table is None else self.table.nbytes
 
     async def planned(self, nodes: int, depth: int) -> PlanTable:
-        """A table with the shapes of so many nodes and levels; it serves all smaller rooms till rates are old."""
+        """Return a table of shapes up to `nodes` and `depth`; it serves all smaller budgets until its rates are old."""
         table, age = self.table, self.judged // REPLAN_AFTER
         if table is not None and self.table_age == age:
             if table.nodes >= nodes and table.depth >= depth:
@@ -119,10 +119,10 @@ class SequoiaDrafter(Drafter):
 
     The shape comes from a dynamic program over acceptance rates by rank among siblings, measured while serving for
     each tenant and pair of models, greedy and sampled requests apart. Its size and depth are those with the least
-    time per expected token beside the sequences that the target works on at the moment, or, as long as the models do
-    not know their times, as large as there is room for. Where
-    fewer tokens are possible than a node was to have children, the paper goes on uniformly over the others
-    (`beyond`); the likeliest of them serve better, and make the paper's tree of the greedy case.
+    time per expected token given the sequences that the target works on at the moment, or, as long as the models do
+    not know their times, the largest that fit. Where fewer tokens are possible than a node was to have children, the
+    paper continues uniformly over the others (`beyond`); the likeliest of them serve better, and
+    make the paper's tree of the greedy case.
     """
 
     Params = SequoiaParams

@@ -100,7 +100,7 @@ class SwiftDrafter(Drafter):
 
     async def _try_one(self, model: Model, seq: Sequence, search: SkipSearch) -> None:
         if search.advice_is_next:
-            # The first import of scikit-learn takes a second, in which nobody else's tokens may wait.
+            # The first import of scikit-learn takes a second, in which no other request's tokens may wait.
             await asyncio.to_thread(import_module, ADVISER)
         tried = search.propose()
         # On the same text a set predicts the same again.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# The kept ids are chosen again after so many tokens of the target.
+# Tokens of the target after which the kept ids are chosen again.
 REFRESH_AFTER = 256
 
 
@@ -120,7 +120,7 @@ class VocabTrimDrafter(Drafter):
     Around any drafter that asks the small model. Ids are kept by how often the target itself emitted them in requests
     of the tenant and domain, and those that end the answer always. What is drafted, and the distribution stored with
     it, are the draft model's over the kept ids, zero elsewhere; a token outside them comes from the target alone. The
-    draft model multiplies by the kept rows of its head only, which lie beside the whole head.
+    draft model multiplies by the kept rows of its head only, which are stored in addition to the whole head.
     """
 
     Params = VocabTrimParams

@@ -11,7 +11,7 @@ from turnout.errors import invalid
 
 
 class TrainedParams(LengthParams):
-    """What every trained policy is told."""
+    """Parameters of every trained policy."""
 
     most: Depth = 20
     artifact: ArtifactName

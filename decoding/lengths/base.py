@@ -31,14 +31,14 @@ Depth = Annotated[int, Field(ge=1, le=64, description="deepest draft, tokens")]
 
 
 class LengthParams(MethodParams):
-    """What every policy is bounded by."""
+    """Parameters of every policy: the depth bound."""
 
     most: Depth = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A drafted token, and the row it was chosen from: the draft's reading before the token."""
+    """Drafted token, and the row it was chosen from: the draft model's reading before the token."""
 
     token: int
     row: Readout
@@ -46,16 +46,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known before a round.
+    """Round of speculation, as known before it.
 
     Attributes:
         seq: the sequence.
         draft: the model that drafts, or the target where the drafter needs none.
         target: the model that verifies.
         free: whether drafting costs no forward pass.
-        drafter: who drafts, and how; equal for those that draft alike.
-        share: how much of a forward of `draft` a drafted level takes, where it takes any.
-        judge: by what a draft is judged: the verifier, and whether tokens are drawn.
+        drafter: the drafter and its parameters; equal for those that draft alike.
+        share: cost of a drafted level as a share of a forward of `draft`, unless drafting is free.
+        judge: the verifier, and whether tokens are drawn.
         width: nodes that a draft may have for each of its levels.
     """
 
@@ -69,7 +69,7 @@ class Round:
     width: float = 1.0
 
     def draft_s(self, width: float = 1.0) -> float:
-        """Predicted wall time of drafting a level, in seconds; 0.0 where nothing is known, or nothing is needed.
+        """Return the predicted wall time of drafting a level, in seconds; 0.0 if it is unknown, or drafting is free.
 
         Args:
             width: nodes of a level, all read in one forward.
@@ -83,7 +83,7 @@ class Round:
         return 0.0 if self.free else self.share * self.draft.forward_seconds(length, length * (length + 1) // 2, 1)
 
     def target_s(self, tokens: float) -> float:
-        """Predicted wall time of verification with so many tokens fed for each sequence, in seconds."""
+        """Return the predicted wall time of verification with `tokens` fed for each sequence, in seconds."""
         return step_seconds(self.target, self._busy, len(self.seq), tokens)
 
     @cached_property
@@ -92,11 +92,11 @@ class Round:
 
 
 def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float:
-    """Predicted wall time of one forward over all sequences a model holds, each fed so many tokens, in seconds.
+    """Return the predicted wall time of one forward over all sequences a model holds, in seconds.
 
     Args:
-        model: whose forward.
-        busy: what it works on.
+        model: the model.
+        busy: its current work.
         context: tokens of the asking sequence, which the model may not hold yet.
         tokens: fed to each sequence.
     """
@@ -107,7 +107,7 @@ def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float
 
 
 class LengthPolicy(Part, Stateful):
-    """Limit of how deep a draft may go.
+    """Length policy: limit of a draft's depth.
 
     It belongs to the caller: `before_round` and `observe` run there, and `continues` next to the draft model, with what
     `changing` names.
@@ -133,27 +133,27 @@ class LengthPolicy(Part, Stateful):
         """
 
     def before_round(self, round: Round) -> int:
-        """Deepest draft of the coming round; 0: decode plainly."""
+        """Return the depth of the coming round's deepest draft; 0: decode plainly."""
         return self.params.most
 
     def defer(self) -> None:
-        """Nobody has what `before_round` wanted: the target decodes plainly until somebody may have, or for a while."""
+        """Defer drafting: no drafter has a draft; the target decodes plainly until one may have, or for a while."""
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether to draft on below a token, at least one long.
+        """Return whether to draft on below a token.
 
         Args:
-            path: the tokens drafted from the root down to it.
+            path: the tokens drafted from the root down to it, at least one.
         """
         return True
 
     @abstractmethod
     def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:
-        """What became of a round for which it was asked.
+        """Observe the outcome of a round for which the policy was asked.
 
         Args:
-            draft: what its drafter proposed; empty where that was nothing, also if another's draft was verified.
-            verdict: the outcome of the round, whoever drafted; of a stretch without drafts, its tokens.
+            draft: the proposal of its drafter; empty if there was none, also if another's draft was verified.
+            verdict: the outcome of the round, by any drafter; of a stretch without drafts, its tokens.
             seconds: wall time of draft and verification, less what the target read of prompts meanwhile, its own too;
                 0.0 where another's draft was verified.
         """

@@ -15,7 +15,7 @@ from turnout.types import TokenKind
 # Judged drafts after which the averages consist mostly of what was seen.
 TRUSTED = 8
 FARTHEST = 4.0  # times what a round was to take
-LEAST_FOUND = 0.01  # of rounds with a draft: so that depths are told apart
+LEAST_FOUND = 0.01  # of rounds with a draft: so that depths differ
 # Plain steps of every sequence that drafts may lose before anything was earned, and that they may save up.
 GRANT, SAVINGS = 2.0, 32.0
 # Of the steps between probes, what is left of them where as much as may be is saved up.
@@ -34,7 +34,7 @@ class SmartSpecParams(LengthParams):
         Field(
             ge=0,
             le=1_000_000,
-            description="after so many undrafted steps one token is drafted, to see again, sooner where drafts have"
+            description="undrafted steps after which one token is drafted as a probe, fewer where drafts have"
             " saved time; 0: never",
         ),
     ] = 64
@@ -50,7 +50,7 @@ class SmartSpecParams(LengthParams):
 
 @dataclass(slots=True)
 class Overhead:
-    """Moving average of measured times beyond predicted ones, `seconds`, of so many rounds."""
+    """Moving average of measured times beyond predicted ones, `seconds`, of `count` rounds."""
 
     seconds: float = 0.0
     count: int = 0
@@ -87,7 +87,7 @@ class Acceptance:
         sought: rounds so far that were to draft.
         drafting: what such a round takes beyond the forwards that are predicted for it.
         plain: likewise a step that is not to draft, while no sequence drafts.
-        usual: the same in predicted steps, about the median; it is not doubted while nobody decodes plainly.
+        usual: the same in predicted steps, about the median; it is not updated while no sequence decodes plainly.
         earned_s: what drafts may lose, see `SmartSpecLength`.
         crowd: sequences that decoded in the last round.
         changes: how often a round that was to draft has begun or ended.
@@ -157,7 +157,7 @@ class Times:
         return self.of_shape(max(draft.depths(), default=-1) + 1, len(draft.fed_tokens))
 
     def of_shape(self, levels: float, rows: float) -> float:
-        """Of a round with a draft of so many levels, and so many rows fed besides the last token."""
+        """Return the time of a round with a draft of `levels`, and `rows` fed in addition to the last token."""
         return self.plain_s + rows * self.node_s + levels * self.level_s
 
 
@@ -184,8 +184,8 @@ class SmartSpecLength(LengthPolicy):
     `margin` more than plain decoding is left out. And goodput is a belief, and trying costs time, most in a batch,
     where one draft keeps all others waiting. So what drafts may lose is bounded: every token earns them `allowance` of
     a plain step, rounds with a draft and those that waited for one add what they saved or lost by the clock, up to
-    twice what they were to take, and nobody drafts deeper than all sequences together can afford if nothing is
-    accepted. A drafter that is right soon has what it needs; one that is wrong, or slower than anybody predicted, costs
+    twice what they were to take, and no sequence drafts deeper than all together can afford if nothing is
+    accepted. A drafter that is right soon earns what it needs; one that is wrong, or slower than predicted, costs
     little more than the allowance.
     """
 
@@ -294,7 +294,7 @@ class SmartSpecLength(LengthPolicy):
         """Enter a round, or a stretch without drafts, into what drafts may lose."""
         known, plain_s = self._known, self._plain_s
         earned_s = self.params.allowance * tokens * plain_s
-        if self._asked and not self._timed:  # it has read the prompt as well: nobody knows what the draft took
+        if self._asked and not self._timed:  # it has read the prompt as well: the draft's own time is unknown
             earned_s += (tokens - 1) * plain_s - self._risk_s(self._wanted)
         elif self._timed and (self._asked or known.changes != self._begun):  # has drafted, or waited for who did
             expected_s = self._times.of_draft(draft) + self._entry_s if self._asked else tokens * plain_s
@@ -313,9 +313,9 @@ class SmartSpecLength(LengthPolicy):
             return
         if self._asked:
             known.drafting.observe(seconds, times.of_draft(draft), self._weight(known.drafting.count))
-            # Else nobody would find out that steps are fast again; a draft is tried anew, see `probe` and `allowance`.
+            # Otherwise steps would count as slow forever; a draft is tried again, see `probe` and `allowance`.
             known.plain.fade(self._part)
-        elif self._wanted == 0 and known.changes == self._begun:  # nobody has waited for another's draft
+        elif self._wanted == 0 and known.changes == self._begun:  # no sequence has waited for another's draft
             known.plain.observe(seconds / steps, times.plain_s, self._weight(known.plain.count))
             off = seconds / steps / times.plain_s - 1.0 - known.usual
             known.usual = max(known.usual + min(max(off, -PACE), PACE), LEAST_USUAL)

@@ -57,14 +57,14 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
     large model's streams as it is written. The cost counts both.
     """
     params, watching = calibrated(request, models, params, "cascade")
-    told = recorder(request, watching)
+    values = recorder(request, watching)
     seq = request.sequence
     draft = models.small.fork(seq)
     try:
         found = await _write(models.small, draft, params.confidence)
-        if told is not None:
-            told.add(found)
-            finish(request, watching, told)
+        if values is not None:
+            values.add(found)
+            finish(request, watching, values)
         whole = params.keep_cut or draft.finish_reason is not FinishReason.LENGTH
         kept = whole and found >= params.threshold
         if kept:

@@ -174,7 +174,7 @@ def chain(block: DraftTree, start: int, stop: int) -> DraftTree:
 
 
 async def side_by_side(one: Coroutine[Any, Any, One], other: Coroutine[Any, Any, Other]) -> tuple[One, Other]:
-    """Both at once; where one fails or nobody waits any more, the other ends too, before this returns."""
+    """Run both at once; if one fails or the caller is cancelled, the other ends too, before this returns."""
     first, second = asyncio.ensure_future(one), asyncio.ensure_future(other)
     try:
         return await asyncio.gather(first, second)

@@ -81,8 +81,8 @@ class StepSpeculationParams(CalibratedParams):
     rest: Annotated[
         Literal["small", "large", "nobody"],
         Field(
-            description="who writes what comes after an end mark, the last of max_steps, or a step that repeats the"
-            " one before it; nobody: the answer ends there"
+            description="writer of the rest after an end mark, the last of max_steps, or a step that repeats the"
+            " one before it; `nobody`: the answer ends there"
         ),
     ] = "large"
     speculate: Annotated[
@@ -148,17 +148,17 @@ async def step_speculation(
     model count drafts that were kept and that were not; the large model's generated tokens are its own.
     """
     params, watching = calibrated(request, models, params, "step_speculation")
-    told = recorder(request, watching)
+    values = recorder(request, watching)
     scorer = params.judge()
     scorer.check(models)
     vocab_size = max(models.small.vocab_size, models.large.vocab_size)
     # Reads the whole vocabulary the first time.
     marks = await asyncio.to_thread(step_marks, models.tokenizer, vocab_size, params.separators)
-    steps = _Steps(request, models, params, scorer, told, StepEnd(marks, params.separators))
+    steps = _Steps(request, models, params, scorer, values, StepEnd(marks, params.separators))
     async with aclosing(steps.run()) as segments:
         async for segment in segments:
             yield segment
-    finish(request, watching, told)
+    finish(request, watching, values)
 
 
 class _Steps:
@@ -170,7 +170,7 @@ class _Steps:
         models: ModelPool,
         params: StepSpeculationParams,
         scorer: Scorer,
-        told: Recorder | None,
+        values: Recorder | None,
         end: StepEnd,
     ) -> None:
         self._request = request
@@ -178,7 +178,7 @@ class _Steps:
         self._models = models
         self._params = params
         self._scorer = scorer
-        self._told = told
+        self._values = values
         self._end = end
         self._writer: Model | None = None
         self._parts = checked_parts(params.speculate, models) if params.speculate is not None else None
@@ -214,8 +214,8 @@ class _Steps:
         most = min(self._params.max_step_tokens, seq.num_remaining)
         draft = await small.propose(seq, StepDrafter(self._end), DraftBudget(most, most), FixedLength())
         score = await self._scorer.score(self._models, seq, draft.tokens)
-        if self._told is not None:
-            self._told.add(score)
+        if self._values is not None:
+            self._values.add(score)
         if not keep_coin(seq) < self._scorer.chance(score):
             seq.meter.of(small.name, small.num_parameters).discarded_tokens += len(draft)
             return None

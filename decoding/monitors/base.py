@@ -1,4 +1,4 @@
-"""The monitor slot: watch what any method writes, and put words into the answer.
+"""The monitor slot: watch the answer that any method writes, and inject tokens into it.
 
 A module here assigns its class to `PART`; requests of `monitored` choose it by file name.
 """
@@ -18,11 +18,11 @@ PACKAGE = "decoding.monitors"
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Words for the answer, after which writing goes on.
+    """Tokens injected into the answer, after which generation continues.
 
     Attributes:
         tokens: to append.
-        reason: why, in one word: what the segment of these tokens was "stopped by".
+        reason: why, in one word: `stopped_by` of the segment of these tokens.
     """
 
     tokens: tuple[int, ...]
@@ -30,17 +30,17 @@ class Injection:
 
 
 class Monitor(Part):
-    """Watches one answer. It never makes the writing wait: what takes time runs in tasks of its own.
+    """Monitor of one answer. It never delays generation: work that takes time runs in tasks of its own.
 
     Attributes:
-        top: how many of the most probable tokens it must be shown with each token.
+        top: number of most probable tokens that it needs with each token.
     """
 
     top: int = 0
 
     @abstractmethod
     def begin(self, request: Request, models: ModelPool) -> None:
-        """The answer is about to be written.
+        """Begin: the answer is about to be written.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT or NOT_FOUND: the models lack what it needs.
@@ -48,24 +48,24 @@ class Monitor(Part):
 
     @abstractmethod
     def watch(self, segment: Segment) -> None:
-        """More of the answer, appended already; what was injected is not shown."""
+        """Observe a segment of the answer, appended already; injected segments are not passed."""
 
     def intervene(self) -> Injection | None:
-        """Asked after every segment but the last: what to put into the answer now, if anything."""
+        """Return tokens to inject now, if any; called after every segment but the last."""
         return None
 
     def at_end(self) -> Injection | None:
-        """Asked where the answer ended with an end token: what to go on with, if anything."""
+        """Return tokens to continue with, if any; called when the answer ended with an end token."""
         return None
 
     def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
-        """Asked instead of both where the answer is made again and went on from here: what was put in then.
+        """Return the earlier injection; called instead of both if the answer is made again and continued from here.
 
         Args:
-            then: whether these words follow in what was delivered.
+            then: whether these tokens follow in what was delivered.
             ended: whether the answer had ended with an end token.
         """
         return None
 
     async def close(self) -> None:
-        """The answer is done or given up: end what still runs, and account for it."""
+        """Close: the answer is done or cancelled; end tasks that still run, and account for them."""

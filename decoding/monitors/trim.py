@@ -23,7 +23,7 @@ WHERE = "method.params.monitor"
 PROMPT_END = 64  # tokens of a prompt in which its template may begin the thinking
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
-PASSING = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)  # nobody can answer just now
+PASSING = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)  # no judge can answer now
 
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -157,7 +157,7 @@ class TrimMonitor(Monitor):
             self._thoughts += 1
 
     async def _look(self, candidates: list[str]) -> None:
-        """Look at some thoughts. Where nobody can answer just now the answer goes on without."""
+        """Compare some thoughts. If no judge can answer now, the answer continues without a comparison."""
         try:
             await self._compare(candidates)
         except TurnoutError as error:

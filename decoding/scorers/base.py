@@ -1,4 +1,4 @@
-"""The scorer slot: how good is a drafted step, and how likely is a step of that score kept.
+"""The scorer slot: score a drafted step, and give the probability that a step of that score is kept.
 
 A module here assigns its class to `PART`; requests of `step_speculation` choose it by file name.
 """
@@ -16,10 +16,10 @@ PACKAGE = "decoding.scorers"
 
 
 class Scorer(Part):
-    """Judges steps before they enter the answer.
+    """Scorer of steps before they enter the answer.
 
     Attributes:
-        threshold: which of its parameters says from which score on a step stays; 0.0 keeps every step.
+        threshold: name of its parameter for the least score of a kept step; 0.0 keeps every step.
         keeps_none: a value of it that no score reaches.
     """
 
@@ -28,12 +28,12 @@ class Scorer(Part):
 
     @property
     def soft(self) -> str:
-        """Which of its parameters has the threshold decide by chance, or not at all; empty: the threshold decides."""
+        """Name of the parameter that makes acceptance random or ignores the threshold; empty: the threshold decides."""
         return ""
 
     @abstractmethod
     async def score(self, models: ModelPool, seq: Sequence, step: tuple[int, ...]) -> float:
-        """The score of a step after all that was written, from the whole prefix.
+        """Score a step after the answer so far, from the whole prefix.
 
         Args:
             models: both roles.
@@ -43,4 +43,4 @@ class Scorer(Part):
 
     @abstractmethod
     def chance(self, score: float) -> float:
-        """Probability w(score) that the step is kept, from 0 to 1; a step that is not kept is written by the target."""
+        """Return the probability w(score) that the step is kept, from 0 to 1; else the target writes the step."""

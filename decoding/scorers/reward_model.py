@@ -39,7 +39,7 @@ class RewardModelParams(MethodParams):
 class RewardModelScorer(Scorer):
     """Paper #39 (Reward-Guided Speculative Decoding): a process reward of the step's end after the whole prefix.
 
-    The head reads the last hidden state of the model it was trained beside, once that has read prefix and step, and how
+    The head reads the last hidden state of the model it was trained for, once that has read prefix and step, and how
     far that model expected the step's tokens. A step z of the small model with distribution P_m stays with probability
     w(r(z)), else the large model writes its own, of distribution P_M, unscored: the step's law is
     w(r(z)) P_m(z) + (1 - E[w]) P_M(z).

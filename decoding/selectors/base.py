@@ -1,4 +1,4 @@
-"""The selector slot: which of a request's arms (a drafter with its length policy) drafts in a round.
+"""The selector slot: choose which of a request's arms (a drafter with its length policy) drafts in a round.
 
 A module here assigns its class to `PART`; requests choose it by file name.
 """
@@ -17,9 +17,9 @@ PACKAGE = "decoding.selectors"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a round brought: tokens emitted, at most `most` of them possible, in so many seconds.
+    """Gain of a round: tokens emitted, of at most `most` possible, and the seconds it took.
 
-    What the target read of prompts meanwhile is not counted among these.
+    The time in which the target read prompts meanwhile is not counted.
     """
 
     tokens: int
@@ -28,20 +28,20 @@ class Gain:
 
 
 class Selector(Part):
-    """Chooses among arms 0 .. n - 1 by what they brought so far; it never sees a draft before it chooses."""
+    """Selector among arms 0 .. n - 1, by their gains so far; it never sees a draft before it chooses."""
 
     def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
-        """Before the first round of an answer, and of each later stretch of it where another model writes in between.
+        """Begin an answer, and each later stretch of it after another model has written in between.
 
         Args:
             seq: the answer's sequence.
-            arms: what each arm is; equal names do the same.
-            stores: the target's, for what outlives the answer.
+            arms: names of the arms; arms of equal names do the same.
+            stores: the target's, for state that outlives the answer.
         """
 
     @abstractmethod
     def order(self, seq: Sequence, num_arms: int) -> list[int]:
-        """Arms in the order in which they are asked; the first that proposes anything drafts the round."""
+        """Return the arms in the order in which they are asked; the first that proposes anything drafts the round."""
 
     def observe(self, arm: int, gain: Gain) -> None:
-        """What the arm that drafted brought (also the first one asked, when none proposed anything)."""
+        """Observe the gain of the arm that drafted (of the first one asked, if none proposed anything)."""

@@ -85,8 +85,8 @@ class Exp3(Bandit[Exp3State]):
     after as many rounds again. Here losses fade, by 1 / `memory` in each round, and n is at most `memory`.
 
     Answers that learn together draw together, for a step of a batch is as long as its slowest draft: where each drew
-    for itself, all would wait in nearly every step for what one of them drafts. Whoever has pulled the newest draw
-    makes another, and so does whoever finds that the answer that made it has ended; the others pull it, each once. All
+    for itself, all would wait in nearly every step for what one of them drafts. An answer that has pulled the newest
+    draw makes another, and so does one that finds that the draw's maker has ended; the others pull it, each once. All
     pulls of a draw are one round, as in the paper's serving variant, with the mean of their losses. An answer that is
     alone draws in each of its rounds.
     """

@@ -51,7 +51,7 @@ class SwitchRule(Protocol):
 
     `observe` is fed every generated token, whichever model wrote it, and changes `active` in the same call in
     which it returns STOP or DROP. State is plain and lives in instance attributes: a model elsewhere works on a
-    copy, and whoever sent the rule takes the copy's attributes back.
+    copy, and the sender of the rule takes the copy's attributes back.
 
     Attributes:
         active: the role that writes the next token.

@@ -37,7 +37,7 @@ class MeanEntropySwitch(Stateful):
             token that is only looked at and dropped.
         clear: empty the window at a switch; None does so when a stay is shorter than the window, where one mean would
             otherwise mix two models' entropies.
-        tally: told every mean of the small model's at which it might have handed over, if given.
+        tally: gets every mean of the small model at which it might have handed over, if given.
     """
 
     name = "mean_entropy"

@@ -1,4 +1,4 @@
-"""The verifier slot: walk a draft tree along what the target says, and emit tokens.
+"""The verifier slot: accept a path of a draft tree by the target's readouts, and emit tokens.
 
 A module here assigns its class to `PART`; requests choose it by file name.
 """
@@ -27,14 +27,14 @@ PACKAGE = "decoding.verifiers"
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Outcome of one round.
+    """Result of verification of one round.
 
     Attributes:
         path: accepted nodes, from the root's child down.
         tokens: emitted tokens: one per accepted node (kind `accepted`, source the drafting model), then one from
             the target: `recovered` where a candidate was rejected, `bonus` where the path ended in a leaf.
-        rows: what the target read: at the root, after every node, after every extra row.
-        state: of the verifier after it; see `decoding.state.Stateful`.
+        rows: the target's readouts: at the root, after every node, after every extra row.
+        state: of the verifier after the round; see `decoding.state.Stateful`.
     """
 
     path: tuple[int, ...]
@@ -44,12 +44,12 @@ class VerifyResult:
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Draft tokens that stay."""
+        """Number of accepted draft tokens."""
         return len(self.path)
 
 
 class Verifier(Part, Stateful):
-    """Judge of draft tokens.
+    """Verifier of draft tokens.
 
     Attributes:
         lossless: whether emitted tokens follow the target's own law; if not, the class docstring states the law.
@@ -72,18 +72,18 @@ class Verifier(Part, Stateful):
         Args:
             seq: the sequence the draft continues.
             draft: the tree.
-            rows: what the target read: rows[0] at the root, rows[i + 1] after node i.
+            rows: the target's readouts: rows[0] at the root, rows[i + 1] after node i.
             target: name of the target model.
         """
 
     def verdict(self, seq: Sequence, draft: DraftTree, rows: list[Readout], target: str) -> VerifyResult:
-        """Judge a draft and stay as it is: rows and new state are in the verdict. See `judge`."""
+        """Judge a draft without changing itself: rows and new state are in the verdict. See `judge`."""
         verifier = twin(self) if self.state() else self
         return replace(verifier.judge(seq, draft, rows, target), rows=rows, state=verifier.state())
 
 
 def want_of(verifier: Verifier, seq: Sequence) -> ReadSpec:
-    """What the target reads in a round: what the verifier needs, and what the request reports about its tokens.
+    """Return the target's read specification of a round: of the verifier, and of what the request reports.
 
     A verifier that lets the target draw no token may emit any; then log-probabilities come from raw logits.
     """
@@ -94,7 +94,7 @@ def want_of(verifier: Verifier, seq: Sequence) -> ReadSpec:
 
 
 def with_rejected(draft: DraftTree, verdict: VerifyResult) -> tuple[Token, ...]:
-    """A verdict's tokens, each with the candidates that were judged in its place and did not stay, in draw order."""
+    """Return a verdict's tokens, each with the rejected candidates of its position, in draw order."""
     tokens = []
     for token, node in zip(verdict.tokens, (ROOT, *verdict.path), strict=False):
         candidates = (draft.tokens[child] for child in draft.children(node))
@@ -104,9 +104,9 @@ def with_rejected(draft: DraftTree, verdict: VerifyResult) -> tuple[Token, ...]:
 
 
 def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
-    """For each draft token, whether it may stand where it does, as far as the answer has a structure.
+    """Return for each draft token whether the answer's constraint allows it at its position.
 
-    A verifier that asks the target whether a token has a probability need not ask: it has none where this is false.
+    The target gives a token that is not allowed probability zero.
     """
     if seq.constraint is None:
         return [True] * len(draft)
@@ -116,7 +116,7 @@ def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
 
 
 def probs_of(row: Readout) -> torch.Tensor:
-    """The target's distribution at a node, float32 [vocab].
+    """Return the target's distribution at a node, float32 [vocab].
 
     Raises:
         ValueError: the verifier did not want it.
@@ -127,7 +127,7 @@ def probs_of(row: Readout) -> torch.Tensor:
 
 
 def emitted(token: int, row: Readout, source: str, kind: TokenKind) -> Token:
-    """A token the target did not draw itself, with what its row says of it."""
+    """Return a token the target did not draw itself, with its log-probability and entropy from the row."""
     logprob = None
     if row.logits is not None:
         logprob = float(torch.log_softmax(row.logits, dim=-1)[token])

@@ -22,7 +22,11 @@ class NearBestParams(MethodParams):
 
     candidates: Annotated[
         int,
-        Field(ge=1, le=64, description="a token stays that is among so many most probable; 1: the target's own only"),
+        Field(
+            ge=1,
+            le=64,
+            description="a token is accepted if among this many most probable; 1: the target's only",
+        ),
     ] = 3
     tolerance: Annotated[
         FiniteFloat, Field(ge=0.0, le=1000.0, description="and is less probable than the best by at most this, in nats")

@@ -23,7 +23,7 @@ class RejectionVerifier(Verifier):
     the target's arg-max.
 
     Attributes:
-        open_end: emit nothing where the path ends in a leaf: whoever has another candidate there judges it.
+        open_end: emit nothing where the path ends in a leaf: the caller has another candidate there and judges it.
     """
 
     papers = (111, 80)
