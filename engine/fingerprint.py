@@ -1,4 +1,4 @@
-"""What a model's keys and values depend on beside the tokens: contents, never names."""
+"""Fingerprints of everything that a model's keys and values depend on except the tokens: contents, never names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content_digests(model: Path, tokenizer: Path) -> dict[str, str]:
 def content_marks(model: Path, tokenizer: Path) -> Marks:
     """What is another one once any of the files of `content_digests` was written to, replaced or removed.
 
-    Nothing is read: equal marks before and after tell that whoever read the files meanwhile read one content.
+    Nothing is read: equal marks before and after show that a reader of the files in between read one content.
     """
     files = [*_files(model, WEIGHTS), *_files(tokenizer, TOKENIZER)]
     found = [(path, path.stat()) for path in files]

@@ -30,7 +30,7 @@ class ExportKV(Operation[Any]):
     Attributes:
         start: first token.
         stop: end of the tokens; None: of the sequence.
-        stays: a model elsewhere keeps the copy beside it and gives a handle; otherwise it comes here, to the CPU.
+        stays: a model in another process keeps the copy and returns a handle; otherwise it comes here, to the CPU.
     """
 
     name: ClassVar[str] = "export_kv"

@@ -144,7 +144,7 @@ def _check(kv: torch.Tensor, store: PagedKV, seq: Sequence, start: int) -> None:
 
 
 def as_bytes(kv: torch.Tensor) -> tuple[Any, tuple[int, ...], str]:
-    """A cache for whoever has no torch: a numpy array of its bytes, its shape, and the name of its type."""
+    """Return a cache in a form that needs no torch: a numpy array of its bytes, its shape, the name of its type."""
     flat = kv.contiguous().view(torch.uint8).reshape(-1).numpy()
     return flat, tuple(kv.shape), str(kv.dtype).removeprefix("torch.")
 

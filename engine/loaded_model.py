@@ -83,7 +83,7 @@ class LoadedModel:
         self._heads = Heads(lambda ids: self.stack.head_of(ids), self.vocab_size)  # a stack may be wrapped later
 
     def cache(self, num_slots: int, device: torch.device) -> PagedKV:
-        """A new KV store for so many tokens."""
+        """Return a new KV pool of `num_slots` tokens."""
         return PagedKV(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
 
     @torch.inference_mode()

@@ -29,7 +29,7 @@ class Checkpoint:
         num_parameters: every weight counted once (tied ones once).
         max_length: tokens its positions allow.
         digest: names configuration and weights.
-        notes: what whoever runs the model should know of how it was loaded.
+        notes: findings of loading, for the operator.
     """
 
     plan: LoadedModel

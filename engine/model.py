@@ -60,7 +60,7 @@ class EngineModel(PoolMember):
         device: shared with other models on the same hardware.
 
     Attributes:
-        notes: what whoever runs the model should know: see `pool.local_pool.LocalPool.notes`.
+        notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
     """
 
     runs_here = True

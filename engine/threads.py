@@ -1,4 +1,4 @@
-"""How many threads a forward uses: as many as get most done beside whatever else needs the cores."""
+"""Thread count of CPU forwards: the fastest one, given the other work that needs the cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 8  # tokens of a sequence from which on a forward computes rather than re
 
 
 class Fed(NamedTuple):
-    """How much a forward is fed: so many sequences, and so many tokens in all."""
+    """Size of a forward: sequences, and tokens of all of them."""
 
     sequences: int
     tokens: int
@@ -50,7 +50,7 @@ class _Choice:
 
 
 def measured(device: str, most: int) -> Threads | None:
-    """Up to so many threads for a device's forwards; None where forwards do not run on the CPU's cores."""
+    """Return a chooser of up to `most` threads for a device's forwards; None if they do not run on CPU cores."""
     return Threads(most) if device == "cpu" else None
 
 

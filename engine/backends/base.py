@@ -131,7 +131,7 @@ def choose_backend(
         kernels: "auto" takes the compiled kernels where they can be had, and says so where not.
         device: where the model lives.
         shared_attention: read prefixes that sequences of a batch share once (not on CUDA with Triton).
-        notes: gets what whoever runs the model should know.
+        notes: list that findings for the operator are appended to.
 
     Raises:
         TurnoutError: FAILED_PRECONDITION, "native" was demanded and cannot be had.

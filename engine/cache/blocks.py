@@ -42,12 +42,12 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks somebody refers to."""
+        """Blocks with at least one reference."""
         return self.num_blocks - self.num_available
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody refers to that can still be found by content."""
+        """Blocks without a reference that can still be found by content."""
         return len(self._cached)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
@@ -101,7 +101,7 @@ class BlockPool:
         return self._refs[block] == 1
 
     def is_cached(self, block: int) -> bool:
-        """Whether nobody refers to it, though it can still be found."""
+        """Return whether a block has no reference and can still be found by content."""
         return block in self._cached
 
     def publish(self, block: int, content: BlockHash) -> int:

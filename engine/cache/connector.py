@@ -53,7 +53,7 @@ class SharedPrefixes:
 
     Attributes:
         tokens: tokens that sequences found when they came, by where: "device" (the pool), "memory", "redis".
-        faults: fetches and offers that ended in an error nobody foresaw.
+        faults: fetches and offers that ended in an unexpected error.
         kept: blocks kept for the store to read: at most an eighth of the pool, or one chunk.
     """
 
@@ -170,7 +170,7 @@ class SharedPrefixes:
         return found
 
     async def _enter(self, table: BlockTable, found: Found) -> None:
-        """Write chunks into blocks that nobody misses, and publish them as the sequence's own."""
+        """Write chunks into unreferenced blocks, and publish them as the sequence's own."""
         size, pool, seq = self._pool.block_size, self._pool, table.seq
         if found.lossy and not seq.lossy:
             raise ValueError("the store gave inexact values to an exact request")
@@ -216,7 +216,7 @@ class SharedPrefixes:
                 at += count
 
     async def _run(self, copy: Callable[[], None]) -> None:
-        """Copy beside forwards on a CPU, between them on a GPU; a cancellation waits until it has ended."""
+        """Copy during forwards on a CPU, between them on a GPU; a cancellation waits until the copy has ended."""
         if self._device.torch_device.type == "cpu":
             await to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
             return

@@ -32,7 +32,7 @@ class ContentHashes:
         self.tainted_from = tainted_from
 
     def first(self, count: int) -> list[BlockHash]:
-        """Of the sequence's leading full blocks, at least the first `count` where there are so many."""
+        """Return hashes of leading full blocks: at least the first `count`, or all if there are fewer."""
         for index in range(len(self._chain), min(count, len(self._seq) // self._size)):
             self._chain.append(self.of(index, self._seq.tokens, self._chain))
         return self._chain

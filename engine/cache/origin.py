@@ -1,4 +1,4 @@
-"""Where the keys and values of a table came from, and who is told of new ones."""
+"""Origin of a block table's keys and values, and the observer of newly published blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Origin:
-    """What a table has to do with caches outside its pool.
+    """Relation of a block table to caches outside its pool.
 
     Attributes:
         sought: whether these were asked for its prefix.
         fetched: tokens whose KV they had, and that were put into the pool.
         on_arrival: how many of these the sequence found when it started.
-        watcher: called with the number of its blocks that are published,
-        watch_at: ... when there are so many; it must move this on.
+        watcher: called with the table and the number of its published blocks, once these are `watch_at` or more.
+        watch_at: published blocks at which `watcher` is called next; `watcher` must raise it.
     """
 
     sought: bool = False
@@ -30,14 +30,14 @@ class Origin:
     watch_at: int = sys.maxsize
 
     def arrived(self, cached: int) -> None:
-        """The sequence starts, with so many tokens found in the pool."""
+        """Record the start of the sequence, which found `cached` tokens in the pool."""
         self.on_arrival = max(min(self.fetched.stop, cached) - self.fetched.start, 0)
 
     def published(self, table: BlockTable, count: int) -> None:
-        """So many of its leading blocks can be found by content now."""
+        """Record that `count` leading blocks can be found by content now."""
         if self.watcher is not None and count >= self.watch_at:
             self.watcher(table, count)
 
     def forked(self) -> Origin:
-        """Of a twin that holds the same blocks."""
+        """Return the origin of a fork that holds the same blocks."""
         return Origin(self.sought, range(0), 0, self.watcher, self.watch_at)

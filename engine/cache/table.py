@@ -207,8 +207,8 @@ class BlockTable:
     def _publish_full_blocks(self) -> None:
         """Make full blocks findable; where the same content is published already, share that block instead.
 
-        So every published block's parents are published blocks too, held by whoever holds it: when all are
-        released, it is evicted before them.
+        So every published block's parents are published blocks too, referenced by every table that references it:
+        when all are released, it is evicted before them.
         """
         size = self.pool.block_size
         confirmed = min(len(self.tokens), len(self.seq))

@@ -38,7 +38,7 @@ class Forward:
     sequences: int = 0
 
     def add(self, cached: int, tokens: int) -> None:
-        """One more sequence feeds so many tokens after its cached ones."""
+        """Add a sequence that feeds `tokens` tokens after its cached ones."""
         self.fed += tokens
         self.attended += attended_positions(cached, tokens)
         self.sequences += 1

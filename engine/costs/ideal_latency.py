@@ -1,4 +1,4 @@
-"""The time a request would take on this engine with nobody else around: a time base to compare models by.
+"""Ideal latency: the time of a request on an otherwise idle engine, a time base to compare models by.
 
 Paper #201 (Cheaply Estimating Inference Efficiency Metrics for Autoregressive Transformer Models).
 """
@@ -47,7 +47,7 @@ class IdealisedRuntime:
     per_position_s: float
 
     def prefill_s(self, prompt: int) -> float:
-        """F: seconds to the first token; beyond the grid the last slope goes on."""
+        """F: seconds to the first token; extrapolated beyond the grid with the last slope."""
         if len(self.prompts) == 1:
             return self.first_token_s[0]
         index = min(max(bisect_right(self.prompts, prompt), 1), len(self.prompts) - 1)

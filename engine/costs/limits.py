@@ -75,7 +75,7 @@ def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig, ranks:
     """Refuse models whose weights and caches do not fit into memory together, from their files' headers.
 
     What this process has loaded already counts, see `claim`; what other processes hold is not seen. What a forward
-    needs beside weights and caches depends on the batch and is not counted.
+    needs in addition to weights and caches depends on the batch and is not counted.
 
     Args:
         models: what one process loads, by name.
@@ -199,9 +199,9 @@ def _does_not_fit(needs: list[_Need], limit: int, field: str, held: int = 0) -> 
         for need in needs
     ]
     smaller = ", dtype bfloat16" if any(need.dtype == "float32" for need in needs) else ""
-    beside = f", of which this process holds {_mib(held)}" if held else ""
+    claimed = f", of which this process holds {_mib(held)}" if held else ""
     message = (
-        f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory{beside}"
+        f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory{claimed}"
         f" ({'; '.join(parts)}); use less kv_memory_bytes{smaller} or a smaller model"
     )
     return TurnoutError(Code.INVALID_ARGUMENT, message, field)

@@ -1,4 +1,4 @@
-"""How long a prompt would take now, beside whatever else the device works on."""
+"""Prefill estimate: how long a prompt would take now, under the current load of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMPT = 256  # tokens of an ordinary prompt
 
 
 def prefill_forecast(batcher: Batcher, times: StepTime) -> Callable[[int, int], float]:
-    """(a, b) -> seconds to compute tokens a to b - 1 after those before them, beside what the device does now.
+    """Return (a, b) -> seconds to compute tokens a to b - 1 after those before them, under the device's current load.
 
     Args:
         batcher: of the model that would compute them.
@@ -22,7 +22,7 @@ def prefill_forecast(batcher: Batcher, times: StepTime) -> Callable[[int, int], 
     loads = [member.load() for member in batcher.device.members if member is not batcher]
     slowdown = batcher.limits.max_slowdown
     decoding = any(load.running for load in (batcher.load(), *loads))
-    # Beside decodes, prompts get what stretches a step; models of one device take turns.
+    # While requests decode, prompts get what stretches a step; models of one device take turns.
     factor = (slowdown / (slowdown - 1) if decoding else 1.0) * (1 + sum(bool(load.alone) for load in loads))
 
     def seconds(start: int, stop: int) -> float:

@@ -1,4 +1,4 @@
-"""The profile of one model on this machine: forwards, requests and contexts, measured beside predictions and bounds."""
+"""The profile of one model on this machine: forwards, requests and contexts, measured, predicted and bounds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """What a context of so many tokens costs: users that fit, and seconds, idealised beside their bounds.
+    """Cost of a context length: users that fit, and seconds, ideal ones with their bounds.
 
     `prefill_s` is None beyond the prompts that were measured.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnout.errors import Code, TurnoutError
 
-PANEL = 32  # columns of a packed matrix are padded to at most so many: panels of narrower vectors have 16
+PANEL = 32  # columns of a packed matrix are padded to a multiple of at most this; panels of narrower vectors have 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +183,11 @@ class Planner:
         self.kv_fraction = kv_fraction
 
     def kv_bytes(self, context: int) -> float:
-        """Cache of one user with a context of so many tokens."""
+        """Return the cache size of one user with a context of `context` tokens."""
         return self.kv_fraction * self.shape.kv_bytes_per_token * context
 
     def users(self, context: int) -> int:
-        """Contexts that are in memory together, beside the weights."""
+        """Return the number of contexts that fit into memory together with the weights."""
         left = self.machine.memory_bytes - self.shape.weight_bytes
         return max(floor(left / self.kv_bytes(context)), 0)
 
@@ -217,7 +217,7 @@ class Planner:
         longest = context + session.turns * (session.prompt + session.output)
         fitting = self.users(longest)
         if fitting < 1:
-            message = f"a context of {longest} tokens does not fit beside the weights"
+            message = f"a context of {longest} tokens does not fit into memory with the weights"
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, message)
         together = min(users, fitting)
         groups = -(-users // together)
@@ -225,7 +225,7 @@ class Planner:
         turn_s += session.output * self.decode_s(longest, together)
         if groups > 1:
             turn_s += 2 * together * self.switch_s(longest)
-        # While one group thinks, the others are served; nobody waits for the thoughts after the last turn.
+        # While one group thinks, the others are served; no user waits for the thoughts after the last turn.
         round_s = max(groups * turn_s, turn_s + session.think_s)
         return users * self.prefill_s(context) + (session.turns - 1) * round_s + groups * turn_s
 

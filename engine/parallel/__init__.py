@@ -2,9 +2,9 @@
 
 Every rank holds all layers, but only its share of their attention heads and of their MLPs, as transformers'
 tensor-parallel plan of the architecture says, and the keys and values of its heads. The leader's `EngineModel` looks
-like any other: it schedules, reads logits and samples. What its stack and its KV store are told to do, it first tells
-the others, which repeat it on their share; inside the layers all ranks add up through torch.distributed's default group
-(gloo on CPUs, NCCL on GPUs).
+like any other: it schedules, reads logits and samples. Every operation of its stack and of its KV pool is first sent to
+the other ranks, which repeat it on their share; inside the layers all ranks add up through torch.distributed's default
+group (gloo on CPUs, NCCL on GPUs).
 
     leader                                              every other rank
     group = join(0, world, address, port, ...)          group = join(rank, world, address, port, ...)

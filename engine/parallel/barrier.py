@@ -1,4 +1,4 @@
-"""How ranks go through a start together: no phase begins before all have ended the one before, and nobody hangs."""
+"""Barrier between the phases of a start: no phase begins before all ranks ended the previous one, and no rank hangs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from engine.parallel.framing import HEAD, Array, Op, pack, unpack, unpack_head, 
 
 BEAT_S = 1.0  # between two signs of life
 SHORTEST_S = 0.001
-SILENT_BEATS = 3  # whoever misses so many gives none
+SILENT_BEATS = 3  # a peer that misses this number of them counts as lost
 
 
 class LinkClosedError(Exception):
@@ -70,7 +70,7 @@ class Link:
         """Send a frame of `pack`.
 
         Raises:
-            LinkClosedError: nobody takes it.
+            LinkClosedError: the other end is closed.
         """
         try:
             with self._sending:
@@ -95,7 +95,7 @@ class Link:
         return self._next()
 
     def receive_first(self, timeout_s: float, most_bytes: int) -> Frame:
-        """The first frame of whoever has connected: all of it in time, and no more than a little is read.
+        """Receive the first frame of a new connection, all of it in time, and of a bounded size.
 
         Args:
             timeout_s: longest time for the whole frame.
@@ -157,14 +157,14 @@ class Link:
         return body
 
     def close(self) -> None:
-        """Close it; whoever waits at the other end is told."""
+        """Close the connection; a receiver that waits at the other end is woken with an error."""
         with suppress(OSError):  # it is not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
 class Beats:
-    """Sends signs of life until it is stopped, or nobody takes them.
+    """Heartbeat sender, which runs until it is stopped or the other end is closed.
 
     Args:
         link: to the leader.

@@ -72,7 +72,7 @@ class Group:
             what: it is, for messages.
 
         Raises:
-            Interrupted: a rank is lost, named where that can be told.
+            Interrupted: a rank is lost, named where it is known.
         """
         with self._lock:
             if self.lost is not None:
@@ -121,7 +121,7 @@ class Group:
         self._let_go(broken=True)
 
     def close(self) -> None:
-        """Leave the group; the leader's followers are told to do so too. May be called more than once."""
+        """Leave the group; the leader makes its followers leave too. May be called more than once."""
         with self._lock:
             if self._closed:
                 return
@@ -177,7 +177,7 @@ def join(
     """Become one of the processes that hold a model together; blocks until all are there.
 
     Takes torch.distributed's default group of this process, which must be free. With NCCL a collective that times out
-    ends the process: whoever watches it starts the ranks again.
+    ends the process, whose supervisor starts the ranks again.
 
     Args:
         rank: which of them this is, from 0; 0 leads.

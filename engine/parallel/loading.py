@@ -51,7 +51,7 @@ class Share:
 
 
 def check_split(name: str, path: Path, ranks: int) -> None:
-    """Refuse a model that cannot be split over so many processes, before anything is started.
+    """Refuse a model that cannot be split over `ranks` processes, before anything is started.
 
     Args:
         name: the model's, for the message.
@@ -161,7 +161,7 @@ def _read(group: Group, path: Path, dtype: torch.dtype, field: str) -> Any:
 
 @contextmanager
 def _without_accelerate() -> Iterator[None]:
-    """transformers wants the accelerate package once it is told a device, but for a single one calls nothing of it."""
+    """Bypass the accelerate package: transformers requires it for any device, but does not use it for a single one."""
     check = modeling_utils.check_and_set_device_map
     modeling_utils.check_and_set_device_map = lambda device: {"": device}
     try:

@@ -73,7 +73,7 @@ def meet(
 
 
 def _welcome(link: Link, world: int, links: dict[int, Link], timeout_s: float) -> None:
-    """Enter a rank that says who it is in time; whoever says something else is sent away."""
+    """Enter a rank that identifies itself in time; other connections are closed."""
     try:
         hello = link.receive_first(timeout_s, HELLO_BYTES)
         rank, pid = map(int, hello.arrays[0].tolist())

@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import TCPStore
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """A socket that holds a port from now on; whoever connects waits until it is taken over.
+    """Return a socket that holds a port from now on; connecting clients wait until it is taken over.
 
     Args:
         address: of this machine, as the others reach it.

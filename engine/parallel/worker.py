@@ -88,7 +88,7 @@ class Follower:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Do as told until the leader ends it; raises LinkClosedError when it is gone."""
+        """Run the leader's operations until it ends the group; raises LinkClosedError when the leader is gone."""
         link = self._group.links[0]
         while (frame := link.receive()).op is not Op.END:
             self._repeat(frame.op, frame.arrays)

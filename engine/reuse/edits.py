@@ -31,7 +31,7 @@ def edited(tables: dict[Sequence, BlockTable], seq: Sequence, edits: list[Edit])
     """A sequence with some places edited; its first operation computes the new tokens and the last one only.
 
     Whatever the old sequence's cache lacks by then is computed too: it should not be released before. The new cache is
-    inexact behind the first run that moved, and nobody else finds it there.
+    inexact behind the first run that moved, and no other sequence finds it there.
 
     Args:
         tables: a model's caches; the new one is put there.

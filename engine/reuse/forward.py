@@ -1,9 +1,9 @@
 """Forwards in which some sequences take over KV: the others' rows and what these compute run as one batch.
 
 The first stage of dual-stage high deviation: every token goes through the first layers, where the KV taken over is
-compared with what is computed; what deviates most goes on with the tokens that nothing was taken over for, and the
-queries of the layers above attend to a mixture of taken and computed KV. The second stage: each new token's attention,
-times the deviation, says which of the tokens taken over are computed again beside the next one. Source: paper #222,
+compared with what is computed; the tokens that deviate most are computed on, with those that nothing was taken over
+for, and the queries of the layers above attend to a mixture of taken and computed KV. The second stage: a new token's
+attention, times the deviation, selects the reused tokens that are computed again with the next one. Source: paper #222,
 "KVShare: An LLM Service System with Efficient and Effective Multi-Tenant KV Cache Reuse".
 """
 
@@ -146,7 +146,7 @@ class ReusingRunner(Runner):
         self.counts.add(full)
 
     def _watch(self, partial: Partial, hidden: torch.Tensor) -> None:
-        """Choose what is computed again beside the next token: by what this one, [hidden] there, looks at."""
+        """Choose the tokens to compute again with the next one, by the attention of this token, [hidden] there."""
         reused, feed = partial.reused, partial.feed
         places = np.flatnonzero(~np.isnan(reused.deviations))
         reused.again = []

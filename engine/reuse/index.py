@@ -143,7 +143,7 @@ class _Shelf:
                 del self._holders[each]
 
     def shares(self, grams: list[int]) -> list[tuple[SeenPrompt, float]]:
-        """Each prompt that holds some of these n-grams, and the share of them it holds, as far as can be told."""
+        """Return each prompt that holds some of these n-grams, and an estimate of the share of them it holds."""
         hits: Counter[BlockHash] = Counter()
         for gram in grams:
             hits.update(self._holders.get(gram, ()))

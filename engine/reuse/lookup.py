@@ -23,7 +23,7 @@ from engine.reuse.reused_spans import Published, Reused, Span
 from engine.reuse.settings import ReuseSettings
 from turnout.types import Namespace
 
-# Prompts are remembered for so many times the tokens that the pool holds.
+# Prompts are remembered up to this multiple of the tokens that the pool holds.
 MAX_POOLS = 4
 
 

@@ -27,7 +27,7 @@ class Run:
 
 
 def window_hashes(tokens: Int64, width: int) -> UInt64:
-    """[n - width + 1] hashes of all windows of so many tokens, their bits well mixed; empty where n is smaller."""
+    """Return [n - width + 1] hashes of all windows of `width` tokens, their bits well mixed; empty if n < width."""
     count = len(tokens) - width + 1
     if count < 1:
         return np.zeros(0, dtype=np.uint64)

@@ -89,7 +89,7 @@ class Span:
         return self.start - self.origin
 
     def within(self, start: int, end: int) -> Span | None:
-        """The part of it in so many places."""
+        """Return the part of the span in positions `start` to `end` - 1; None if it is empty."""
         first, last = max(start, self.start), min(end, self.end)
         return Span(first, first - self.shift, last - first, self.source) if first < last else None
 

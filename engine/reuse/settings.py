@@ -14,7 +14,7 @@ class ReuseSettings:
         recompute: largest share of the tokens taken over that a prefill computes again (rho); 0: none, and nothing is
             checked; 1: all.
         threshold: smallest deviation that is worth it, in means of ||K|| + ||V|| over the tokens checked.
-        check_layers: all tokens go through so many first layers; deviations are those of the last of these. The keys
+        check_layers: number of first layers that compute all tokens; deviations are those of the last of them. The keys
             of the first layer depend on nothing but token and position, so 1 finds none.
         decode_tokens: tokens computed again along with each new token; 0: none.
         min_similarity: share of a prompt, in n-grams, that a source must have.

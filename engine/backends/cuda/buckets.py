@@ -54,7 +54,7 @@ class Bucket:
 
 
 def buckets(most_blocks: int) -> Iterator[Bucket]:
-    """All there are for sequences of at most so many blocks."""
+    """Yield all buckets for sequences of at most `most_blocks` blocks."""
     width = WIDTH
     while True:
         for power in range(MAX_ROWS.bit_length()):

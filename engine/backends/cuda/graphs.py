@@ -5,7 +5,7 @@ than running them. A graph launches all of them at once, but only over the same 
 its own, which a batch is copied into, padded (see `engine.backends.cuda.metadata.pack` on what padding may touch).
 
 Drafters that read inner layers, or run only some of them, have graphs of their own as well: one such request launched
-kernel by kernel would slow down whoever decodes beside it.
+kernel by kernel would slow down every request of its batch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Metadata:
         tree_masks: [rows] bit i of a node's word says that it sees node i; 0 elsewhere.
         starts: [sequences + 1] rows of sequence b are starts[b] to starts[b + 1]; padding rows belong to no sequence.
         lengths: [sequences] keys, fed tokens included; 0 in padding.
-        tree_sizes: [sequences] the last so many fed tokens are a tree's nodes.
+        tree_sizes: [sequences] number of fed tokens, the last ones, that are a tree's nodes.
         blocks: [sequences, width] block tables.
     """
 

@@ -1,5 +1,5 @@
 // Attention of a ragged batch over the block pool: causal or tree-masked queries, long or short, one kernel for all.
-// Prefixes that sequences share are attended to first; every row then goes on from there over its sequence's own keys.
+// Prefixes that sequences share are attended to first; every row then continues from there over its sequence's own keys.
 //
 // A tile of 64 keys is packed into the panels that `matrix.h` multiplies with, and the softmax is kept online, so memory
 // does not grow with the length of the cache.

@@ -25,7 +25,7 @@ struct Batch {
   const std::int32_t* starts;       // [sequences + 1]
   const std::int32_t* lengths;      // [sequences], keys after this forward
   const std::int32_t* blocks;       // [sequences, block_width]
-  const std::int32_t* tree_sizes;   // [sequences], the last so many keys are a tree's nodes, of which the fed ones
+  const std::int32_t* tree_sizes;   // [sequences], number of last keys that are a tree's nodes, of which the fed ones
                                     // are rows; 0: plainly causal
   const std::uint64_t* tree_masks;  // [rows, tree_words], bit i of a node's row: it sees node i
   std::int64_t* keys_read;          // grows by the (key, key head) pairs that were read

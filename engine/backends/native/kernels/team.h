@@ -37,7 +37,7 @@ class Team {
     }
   }
 
-  // The next piece of work nobody has taken since the last barrier.
+  // The next piece of work that no thread has taken since the last barrier.
   Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
