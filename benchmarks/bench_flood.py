@@ -190,7 +190,7 @@ def page(found: Found, size: Size) -> Report:
         " Times count from when a request should have left; one without an answer counts as endless. Times that without"
         " a flood: percentiles of all rounds together [95% interval over rounds]. Goal: the 95th percentile at most"
         f" {GOAL:g} times as long. It is met where the whole interval says so, missed where none of it does, and open"
-        " otherwise. The flood's clients give way to all else (`nice`), but share the cores.",
+        " otherwise. The flood's clients run at the lowest priority (`nice`), but share the cores.",
     )
     report.values |= {"size": asdict(size), **asdict(found)}
 

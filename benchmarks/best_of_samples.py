@@ -25,7 +25,7 @@ class Needed:
         by_one: share of requests answered by their first sample.
         answered: share of requests of which one sample is right, or the one that is shown.
         parts: by way of sharing out samples, those needed for as many answers, as a part of k; NaN where no budget
-            answers so many.
+            answers that many.
         shown: the same where the answer counts that the method `best_of` shows; None where that is not known. Without
             an oracle: the number of right answers does not say which prompt a further sample helps.
     """

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.noisy_neighbour`: a Flood as a line of JSON in, `there` out when every stream has been heard; a
 Flooded as JSON out when its input ends and the last answers have come. `bench_flood` runs it as a process of its own
-that gives way: it stands for clients on machines of their own, and must take neither the interpreter from the code that
-measures, nor the processor from the server.
+at the lowest priority: it stands for clients on machines of their own, and must take neither the interpreter from the
+code that measures, nor the processor from the server.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _left_early(skip: dict[str, Any] | None) -> str:
     return (
         "\nThe large one can be left early (LayerSkip): a step left its last layer out for "
         f"{skip['dropout']:.0%} of the rows, the\nothers for fewer, and taught its head behind every layer but the "
-        "first, in turn, beside the last.\n"
+        "first, in turn, as well as the last.\n"
     )
 
 

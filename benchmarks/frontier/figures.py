@@ -30,8 +30,8 @@ class Point:
         share: of all tokens, written by the large model.
         tokens: of an answer, on average.
         costs: by meter, relative to the large model alone.
-        above: by meter, quality less that of sending so many prompts, by chance, to the large model that it costs the
-            same.
+        above: by meter, quality less that of random routing at the same cost, which sends a share of the prompts to the
+            large model.
     """
 
     label: str

@@ -225,7 +225,7 @@ class _Bench:
         }
 
     def _faster(self, speed: int) -> Seconds:
-        """The forecast of an engine so many times as fast."""
+        """Return the forecast of an engine `speed` times as fast."""
         return lambda start, stop: self._seconds(start, stop) / speed
 
     def _judged(self, arrivals: list[float], size: int, seconds: Seconds, took: float, chunks: int) -> Trial:

@@ -56,7 +56,7 @@ def front_bound(costs: Costs, layout: Layout, pools: int, items: float) -> dict[
     }
 
 
-def told_bytes_per_s(costs: Costs, layout: Layout, pools: int) -> float:
+def control_bytes_per_s(costs: Costs, layout: Layout, pools: int) -> float:
     """Bytes a second that a cluster's controller sends to those that choose."""
     return (
         layout.in_cell(pools)

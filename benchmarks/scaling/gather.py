@@ -122,7 +122,7 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
                     fitted=fitted,
                 )
             )
-        step_s, row_s = _beside([forwards[shape].times() for shape in FITTED], observed)
+        step_s, row_s = _overhead([forwards[shape].times() for shape in FITTED], observed)
         pair = parts.Pair(
             small=_forward(small),
             large=forwards[FITTED[-1]],
@@ -140,7 +140,7 @@ async def measure_pool(seconds: float) -> tuple[parts.Pair, parts.Way, list[part
     return pair, parts.Way(draft=DRAFT, acceptance=accepted, draft_bytes=4.0 * large.vocab_size), observed
 
 
-def _beside(forwards: list[StepTime], observed: list[parts.Observed]) -> tuple[float, float]:
+def _overhead(forwards: list[StepTime], observed: list[parts.Observed]) -> tuple[float, float]:
     """Seconds of a step, and of a row of it, in addition to the forward: from the time of a step with 1 and 16 rows."""
     spent = []
     for times, each in zip(forwards, observed, strict=False):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from benchmarks.scaling.closed_forms import front_bound, told_bytes_per_s
+from benchmarks.scaling.closed_forms import control_bytes_per_s, front_bound
 from benchmarks.scaling.cluster import Cluster, Figures, Layout, Traffic
 from benchmarks.scaling.costs import Choice, Control, Costs, Observed, Work
 
@@ -129,7 +129,7 @@ def _point(costs: Costs, layout: Layout, pools: int, alone: Figures, items: floa
         share=full.tokens_per_s / (pools * alone.tokens_per_s),
         bound=bound,
         controller=full.controller,
-        sent_mb_s=told_bytes_per_s(costs, layout, pools) / 1e6,
+        sent_mb_s=control_bytes_per_s(costs, layout, pools) / 1e6,
         per_million=_price(costs, layout, pools) / 3600 / full.tokens_per_s * 1e6
         if full.tokens_per_s
         else float("inf"),

@@ -111,7 +111,7 @@ async def score_of(scorer: Scorer, item: Item, text: str, pool: LocalPool | None
         return Unscored(error.message, again=error.code not in LASTING)
     except TimeoutError:
         return Unscored(f"the scorer came to no end within {SCORE_S:g} s", again=True)
-    except Exception as error:  # a scorer is somebody's code: it costs its prompt, not the cell
+    except Exception as error:  # a scorer is user code: its failure costs its prompt, not the cell
         return Unscored(f"the scorer failed: {type(error).__name__}: {error}")
 
 

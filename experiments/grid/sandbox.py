@@ -75,8 +75,8 @@ async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
 
     It has the standard library, no environment, no standard input, and as far as the kernel lets us no network,
     nothing to write to except its folder, and nothing to read except that and what Python itself needs; as root it
-    becomes nobody first. All it started ends with it; without a namespace of processes (`Ended.walls`), all but what
-    has left its session.
+    becomes the user `nobody` first. All it started ends with it; without a namespace of processes (`Ended.walls`), all
+    but processes that have left its session.
 
     Args:
         program: Python source.

@@ -78,7 +78,7 @@ def allow(rules: int, place: int, what: int) -> None:
 
 
 def separate() -> tuple[list[str], bool]:
-    """Leave the network, and the processes of others; root becomes nobody.
+    """Leave the network, and the processes of others; root becomes the user `nobody`.
 
     Returns:
         The walls, and whether there is a user namespace, which counts its own processes only.
