@@ -40,9 +40,10 @@ BANNED = {
     r"patient(?:ly)?": "low-priority",
     r"somebody": "a client",
 }
-# Public names, which do not change.
+# Public names, which do not change: fields, values of parameters and of results, the user of Unix.
 NAMES = re.compile(
     r"\bbatch_slowdown_beside\b|\bbeside: Annotated|\bbeside: \d|\b(?:audit|shadow|config|settings)s?\.beside\b"
+    r"|`beside`|\bdef beside\(self\) -> int|\"nobody\"|`nobody`|\bNOBODY\b|\"not told apart\""
 )
 WORDS = re.compile(r"(?<![A-Za-z])(" + "|".join(BANNED) + r")(?![A-Za-z])", re.IGNORECASE)
 
