@@ -42,13 +42,14 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_venv.sh $(VENV)
 	@touch $@
 
-lint: venv ## style, types, layering, sizes, tests that can fail
+lint: venv ## style, types, layering, sizes, tests that can fail, banned words
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_size.py
 	$(BIN)/python scripts/check_tests.py
+	$(BIN)/python scripts/check_language.py
 
 format: venv ## let ruff rewrite what it can
 	$(BIN)/ruff check --quiet --fix .

@@ -43,7 +43,7 @@ BANNED = {
 # Public names, which do not change: fields, values of parameters and of results, the user of Unix.
 NAMES = re.compile(
     r"\bbatch_slowdown_beside\b|\bbeside: Annotated|\bbeside: \d|\b(?:audit|shadow|config|settings)s?\.beside\b"
-    r"|`beside`|\bdef beside\(self\) -> int|\"nobody\"|`nobody`|\bNOBODY\b|\"not told apart\""
+    r"|`beside`|\bdef beside\(self\) -> int|\"nobody\"|`nobody`|\bNOBODY\b|\"not told apart\"|\bssh_user: nobody\b"
 )
 WORDS = re.compile(r"(?<![A-Za-z])(" + "|".join(BANNED) + r")(?![A-Za-z])", re.IGNORECASE)
 
