@@ -41,7 +41,7 @@ ArtifactName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a trainer made for models that stay as they are.
+    """Artifact: what a trainer made for models that stay as they are.
 
     Attributes:
         kind: which part it is for.
@@ -128,7 +128,7 @@ class Artifact:
 
 
 class Kept(Generic[T]):
-    """What is made of an artifact that the configuration names: at first use, and again when the file is replaced.
+    """Object made of an artifact that the configuration names: at first use, and again when the file is replaced.
 
     A replacement that cannot be used (gone, unreadable, of another kind, for other models, or one that `make` refuses)
     changes nothing and is logged; only the first one must fit.
@@ -148,7 +148,7 @@ class Kept(Generic[T]):
         self._refused = ""
 
     def get(self, models: ModelPool, where: str) -> tuple[T, str]:
-        """What was made, and the artifact's version.
+        """Return the object, and the artifact's version.
 
         Args:
             models: the pool's, with its artifacts.
@@ -198,7 +198,7 @@ class Artifacts:
 
     @property
     def names(self) -> list[str]:
-        """What there is, sorted."""
+        """Names of all artifacts, sorted."""
         return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}")) if self.folder is not None else []
 
     def open(self, name: str, kind: str, models: ModelPool, where: str) -> Artifact:

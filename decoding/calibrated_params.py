@@ -57,7 +57,7 @@ class CalibratedParams(MethodParams):
 
     @property
     def by_hand(self) -> bool:
-        """Whether the knob was set by the caller."""
+        """True if the knob was set by the caller."""
         return self.knob.name in self.model_fields_set
 
     @property
@@ -67,7 +67,7 @@ class CalibratedParams(MethodParams):
 
     @property
     def soft(self) -> str:
-        """Which parameter has the knob decide by chance, or not at all, so that nothing can be calibrated; or none."""
+        """Name of a parameter that makes the knob random or unused, so that nothing can be calibrated; or empty."""
         return ""
 
     @property
@@ -96,7 +96,7 @@ P = TypeVar("P", bound=CalibratedParams)
 
 @dataclass(slots=True)
 class Watched:
-    """What is counted of one answer, and the pool's watch that it goes to."""
+    """Counts of one answer's values, and the pool's drift watch that they go to."""
 
     watch: DriftWatch
     expected: list[float]
@@ -250,7 +250,7 @@ def _key(name: str, params: CalibratedParams) -> tuple[str, str]:
 
 
 def _current(models: ModelPool, params: P, calibration: str, name: str) -> tuple[P, float, KnobCalibration]:
-    """What `_read` gives for a request, of the calibration as it is now or, where it is configured, as it fitted last.
+    """Read the calibration for a request: as it is now or, if it is configured, as it fitted last.
 
     Raises:
         TurnoutError: as `calibrated`.
@@ -302,7 +302,7 @@ def _opened(models: ModelPool, name: str, where: str) -> KnobCalibration:
 
 
 def _check_fixed(found: KnobCalibration, params: CalibratedParams, field: str) -> None:
-    """What the request sets itself must be what was calibrated with; what it leaves open is taken from there."""
+    """Refuse parameters that differ from those calibrated with; unset ones are taken from the calibration."""
     asked: dict[str, Any] = params.model_dump(mode="json", include=params.model_fields_set)
     for key, value in found.fixed.items():
         if key in asked and asked[key] != value:

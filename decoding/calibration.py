@@ -1,4 +1,4 @@
-"""What a method's one knob does on a pair of models: a measured curve, and the setting that meets a target.
+"""Calibration of a method's knob on a pair of models: a measured curve, and the setting that meets a target.
 
 The curve is made by `training.knob_calibration` and kept as an artifact of the kind `calibration`.
 """
@@ -79,7 +79,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What was measured on.
+    """Basis of a measurement: its data and sampling.
 
     Attributes:
         data: digest of the rows.

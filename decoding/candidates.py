@@ -38,7 +38,7 @@ def charge(seq: Sequence, draft: Sequence, shown: bool = False) -> None:
 
 
 def final_answer(text: str, mark: str = MARK) -> str:
-    """What an answer comes down to: the line after the last `mark`, or its last line where there is none.
+    """Return the final answer: the line after the last `mark`, or its last line where there is none.
 
     Runs of blanks count as one, and letters as small ones, so that the same answer is one answer.
     """

@@ -73,7 +73,7 @@ class GrowingTree:
         return len(self.tokens) - 1
 
     def continues(self, node: int) -> bool:
-        """Whether to draft on below a candidate, which stays in the draft whatever the answer.
+        """Return whether to draft on below a candidate, which stays in the draft whatever the answer.
 
         Not below one that ends the text, nor where the length policy stops.
         """
@@ -88,7 +88,7 @@ class GrowingTree:
         return self._stepwise.continues(path[::-1])
 
     async def read_root(self, want: ReadSpec) -> Readout:
-        """What the model reads at the sequence's end."""
+        """Read the model's output at the end of the sequence."""
         row = await self._ask_root(self._wanted(want))
         self._keep([ROOT], [row])
         return row
@@ -98,7 +98,7 @@ class GrowingTree:
         return len(self.seq) + self._num_read + count <= self._model.max_length
 
     async def read(self, nodes: list[int], want: ReadSpec) -> list[Readout]:
-        """What the model reads after each of some candidates, in one forward.
+        """Read the model's output after each of some candidates, in one forward.
 
         Args:
             nodes: at least one, none of them read before, their parents all read.
@@ -235,7 +235,7 @@ def tree_noise(seed: int, position: int, lanes: list[int], like: torch.Tensor) -
 
 
 def sibling_proposals(probs: torch.Tensor, tokens: list[int]) -> list[torch.Tensor]:
-    """What each of some siblings was drawn from: `probs` without the earlier ones, renormalised.
+    """Return the distribution that each sibling was drawn from: `probs` without the earlier ones, renormalised.
 
     Where nothing is left of `probs`, that is the same chance for every token that is not an earlier sibling.
 

@@ -1,4 +1,4 @@
-"""What drafters learn and share beyond a request: one store per kind and tenant."""
+"""State that drafters learn and share beyond a request: one store per kind and tenant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APART = "\n"  # in no tenant's name
 
 
 def learner_of(owner: str, account: str) -> str:
-    """Whose stores a request has: its tenant's; on an account of the pool's own, others that are forgotten with these.
+    """Return the owner of a request's stores: its tenant; on an account of the pool, one that is forgotten with it.
 
     Args:
         owner: the request's tenant.
@@ -49,7 +49,7 @@ class Stores:
 
     @property
     def nbytes(self) -> int:
-        """What the stores that say so hold, in bytes of host memory."""
+        """Host memory of the stores that report it, in bytes."""
         return sum(_nbytes(store) for store in self._stores.values())
 
     def open(self, kind: str, tenant: str, make: Callable[[], T]) -> T:

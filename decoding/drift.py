@@ -1,4 +1,4 @@
-"""Whether what a threshold is compared with still looks like what it was calibrated on."""
+"""Drift detection: compare the values that a threshold sees with those that it was calibrated on."""
 
 from __future__ import annotations
 

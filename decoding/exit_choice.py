@@ -39,7 +39,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """What a layer would have drafted at a verified place: whether the whole model says the same, and how sure."""
+    """Shadow draft of a layer at a verified place: whether it agrees with the whole model, and how sure it is."""
 
     matches: bool
     confidence: float
@@ -63,7 +63,7 @@ class ExitChoice:
         self._sure = {(layer, matched): Mean() for layer in layers for matched in (True, False)}
 
     def observe(self, layer: int, shadows: Iterable[Shadow]) -> None:
-        """What a layer would have said at a round's verified places, up to and including the first it missed."""
+        """Observe a layer's shadow drafts at a round's verified places, up to and including the first it missed."""
         shadows = list(shadows)
         self._matches[layer].add([float(each.matches) for each in shadows], self._decay)
         for matched in (True, False):

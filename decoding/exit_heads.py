@@ -1,4 +1,4 @@
-"""What stands between an early exit and a model's output matrix: a trained layer with keys and values of its own."""
+"""Exit heads between an early exit and a model's output matrix: a trained layer with keys and values of its own."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def _seen_by_extra_rows(draft: DraftTree, extra: ExtraRows) -> list[tuple[int, ...]]:
-    """What each extra row stands after, by depth: this model knows no rows that see gaps or two rows of one place."""
+    """Return the tokens before each extra row, by depth; rows that see gaps, or two of one place, are unsupported."""
     tokens, depths = draft.fed_tokens, [*draft.depths(), *extra.depths]
     paths = []
     for seen in extra.mask:

@@ -25,12 +25,12 @@ class Head(nn.Module):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What to build it from."""
+        """Settings to build it from."""
         raise NotImplementedError
 
 
 class ContinueHead(Head):
-    """Whether a drafted token will be accepted, from its distribution and its place in the draft (paper #73, DISCO).
+    """Acceptance classifier of a drafted token, from its distribution and place in the draft (paper #73, DISCO).
 
     Args:
         top: how many of the largest probabilities it sees.
@@ -65,7 +65,7 @@ class ContinueHead(Head):
 
 
 def features_of(row: Readout, index: int, top: int) -> list[float]:
-    """What `ContinueHead` sees of a drafted token.
+    """Return the features of a drafted token for `ContinueHead`.
 
     Args:
         row: the draft's reading the token was chosen from: raw entropy, and the most probable tokens.

@@ -23,7 +23,7 @@ SORTED = 64  # tokens of a row that are sorted at first, to find its nucleus
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """Whose row it is: the sequence, and the hypothetical tokens (a draft path) after its last one.
+    """Context of a row: the sequence, and the hypothetical tokens (a draft path) after its last one.
 
     Attributes:
         free: whether it only drafts: what the sequence is constrained to does not hold for it.

@@ -18,7 +18,7 @@ _M2 = 0x94D049BB133111EB
 
 
 class Purpose(IntEnum):
-    """What a random number is for; numbers of different purposes are independent."""
+    """Purpose of a random number; numbers of different purposes are independent."""
 
     SAMPLE = 1
     DRAFT = 2

@@ -23,7 +23,7 @@ CHUNK = 128  # tokens that are run through some layers in one forward, where the
 
 
 def draft_want(candidates: Candidates) -> ReadSpec:
-    """What a draft's rows must say for `choose`."""
+    """Return the read specification of a draft's rows for `choose`."""
     drawn = candidates is Candidates.DRAWN
     return ReadSpec(draw=None if drawn else NoiseKind.SAMPLE, probs=drawn)
 
@@ -73,7 +73,7 @@ async def partial_chain(
 
 
 def chain_proposals(path: Path[Step]) -> list[torch.Tensor | None]:
-    """What each token of a chain was drawn from."""
+    """Return the distribution that each token of a chain was drawn from."""
     return [step.row.probs for step in path]
 
 
@@ -175,7 +175,7 @@ async def exit_states(model: Model, seq: Sequence, layer: int, start: int, stop:
 
 
 def charge_helper(seq: Sequence, helper: Sequence, model: Model) -> None:
-    """What was computed for a helper is drafting work of the sequence.
+    """Charge a helper's work to the sequence, as drafting.
 
     Args:
         seq: whose meters are charged.

@@ -12,7 +12,7 @@ from decoding.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class LayerSelection:
-    """Which of a model's decoder layers run.
+    """Selection of the decoder layers of a model that run.
 
     Attributes:
         first: the first layer; what goes into it is given unless it is 0.
@@ -53,11 +53,11 @@ class LayerSelection:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether it is the first layers, whole, and not all: the others can run later."""
+        """True if it is the first layers, whole, and not all: the others can run later."""
         return self.last is not None and self == LayerSelection(last=self.last)
 
     def runs(self, num_layers: int) -> float:
-        """How much of a model that is, in layers."""
+        """Return the number of layers that run."""
         last = num_layers if self.last is None else self.last
         left_out = sum(self.first <= each // 2 < last for each in self.skipped)
         return last - self.first - left_out / 2

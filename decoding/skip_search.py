@@ -74,7 +74,7 @@ class SkipSearch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is tried."""
+        """True if nothing more is tried."""
         good_enough, most_without_gain, most_trials = self._limits
         return (
             self._count == 0
@@ -85,12 +85,12 @@ class SkipSearch:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the set in use is to be scored on a further request's text."""
+        """True if the set in use is to be scored on a further request's text."""
         return self._best is not None and self._texts[self._best] < CHECKS
 
     @property
     def advice_is_next(self) -> bool:
-        """Whether the set to try next is the process's, for which `ADVISER` is imported."""
+        """True if the set to try next is the process's, for which `ADVISER` is imported."""
         return self._num_trials > 0 and self._num_trials % ADVICE_EVERY == 0
 
     def propose(self) -> frozenset[int]:

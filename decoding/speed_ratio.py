@@ -1,4 +1,4 @@
-"""How many tokens one model drafts in the time in which another one verifies."""
+"""Speed ratio: tokens that one model drafts in the time in which another one verifies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Pace:
         return min(max(round(self._verify_s / self._token_s), 1), self._most)
 
     def observe(self, drafted: int, draft_s: float, verify_s: float) -> None:
-        """What a round took, in seconds, and how many tokens were drafted in it."""
+        """Observe a round's time, in seconds, and the number of tokens drafted in it."""
         self._rounds += 1
         if drafted == 0 or self._rounds == 1:  # the first reads the prompt
             return

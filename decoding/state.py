@@ -53,7 +53,7 @@ class ConstantDict(dict[K, V]):
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value never changes and is sent to each actor once: networks, and what says so of itself."""
+    """Return whether a value never changes and is sent to each actor once: networks, and what says so of itself."""
     return isinstance(value, torch.nn.Module) or getattr(type(value), "is_constant", False) is True
 
 
@@ -78,7 +78,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def is_frozen(kind: type) -> bool:
-    """Whether an object of this kind is what it was, as long as it is the same object."""
+    """Return whether an object of this kind is what it was, as long as it is the same object."""
     if kind not in _FROZEN:
         params = getattr(kind, "__dataclass_params__", None)
         _FROZEN[kind] = issubclass(kind, BaseModel) or (params is not None and params.frozen)
@@ -133,7 +133,7 @@ def settle(old: Any, new: Any) -> Any:
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether an object is nothing but its attributes."""
+    """Return whether an object is nothing but its attributes."""
     return all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
 
 

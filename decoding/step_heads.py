@@ -17,7 +17,7 @@ STEP_WANT = ReadSpec(draw=None, entropy=True, unmasked=True, logits=True, hidden
 
 
 def step_features(rows: list[Readout], step: tuple[int, ...]) -> torch.Tensor:
-    """What a reward is read from.
+    """Return the features that a reward is read from.
 
     The state after a step knows what was said, but hardly how it came about; how far its tokens were expected does.
 

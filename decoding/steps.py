@@ -97,7 +97,7 @@ class StepRule(Stateful):
         self.end = end
 
     def state(self) -> tuple[Any, ...]:
-        """How far the step is."""
+        """Return the progress of the step."""
         return self.end.state()
 
     def load_state(self, state: tuple[Any, ...]) -> None:
@@ -128,7 +128,7 @@ class StepDrafter(Drafter):
         self._end = end
 
     def state(self) -> tuple[Any, ...]:
-        """How far the step is."""
+        """Return the progress of the step."""
         return self._end.state()
 
     def load_state(self, state: tuple[Any, ...]) -> None:
@@ -197,7 +197,7 @@ class WithinStep(Verifier):
         self._end = end
 
     def state(self) -> tuple[Any, ...]:
-        """How far the step is, and whether it has ended."""
+        """Return the progress of the step, and whether it has ended."""
         return self.ended, self._end.state()
 
     def load_state(self, state: tuple[Any, ...]) -> None:

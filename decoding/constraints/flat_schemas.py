@@ -179,7 +179,7 @@ class FlatSchema:
         return placed(made, [(steps, place) for steps, place in stood.items() if place != joined(own, *steps)])
 
     def _referred(self, key: str, node: dict[str, Any], resolver: Resolver[Any], is_second: bool) -> dict[str, Any]:
-        """What becomes of a reference; `is_second`: another one stands in the same schema."""
+        """Translate a reference; `is_second`: another one stands in the same schema."""
         path = (*self._paths[id(node)], key)
         found = self._found(key, node[key], resolver, path)
         if isinstance(found.contents, bool):
@@ -190,12 +190,12 @@ class FlatSchema:
         return {"allOf": [placed(part, [(("$ref",), self._place(path))])]} if is_second else part
 
     def _standing(self, node: dict[str, Any]) -> dict[str, Any]:
-        """What of a schema is not ignored, by its draft."""
+        """Return the keywords of a schema that its draft does not ignore."""
         is_alone = self._specification in REF_ALONE and "$ref" in node
         return {"$ref": node["$ref"]} if is_alone else node
 
     def _keyword(self, key: str, value: Any, node: dict[str, Any], resolver: Resolver[Any]) -> dict[str, Any]:
-        """What becomes of a keyword."""
+        """Translate a keyword."""
         match key:
             case "items" if isinstance(value, list):
                 rest = node.get("additionalItems")
@@ -230,13 +230,13 @@ class FlatSchema:
         return self._flat(node, resolver)
 
     def _is_mixed(self, node: dict[str, Any]) -> bool:
-        """Whether a schema has a reference and something next to it."""
+        """Return whether a schema has a reference and something next to it."""
         node = self._standing(node)
         references = len(REFERENCES & node.keys())
         return references > 0 and references + len(FOLLOWED & node.keys()) > 1
 
     def _found(self, key: str, reference: str, resolver: Resolver[Any], path: Path) -> Resolved[Any]:
-        """What a reference leads to."""
+        """Return the target of a reference."""
         if key == "$recursiveRef" and reference != "#":
             raise self._refusal(path, f"must be #{_shown(reference)}")
         try:
@@ -283,7 +283,7 @@ class FlatSchema:
         return placed(made, [((), self._place(self._paths[id(target)]))])
 
     def _place(self, path: Path) -> str:
-        """What a path is called in comments."""
+        """Return the name of a path in comments."""
         return ".".join(filter(None, (self._under, place_in(self._schema, path))))
 
     def _refusal(self, path: Path, words: str) -> TurnoutError:
@@ -295,7 +295,7 @@ def _is_least(key: str) -> bool:
 
 
 def _is_outside(key: str, value: float) -> bool:
-    """Whether a bound leaves no number that is followed."""
+    """Return whether a bound leaves no number that is followed."""
     return abs(value) > LARGEST_BOUND and (value > 0) is _is_least(key)
 
 
@@ -335,6 +335,6 @@ def _quoted(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """What was given, where it is short."""
+    """Return the given value, if it is short."""
     text = json.dumps(value, ensure_ascii=False)
     return f" (got {text})" if len(text) <= MOST_SHOWN else ""

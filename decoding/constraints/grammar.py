@@ -104,7 +104,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What may follow somewhere, and why nothing may."""
+    """Tokens that may follow at a position, and the reason if none may."""
 
     mask: Mask | None
     failure: str = ""
@@ -179,7 +179,7 @@ class GrammarConstraint:
             return twin
 
     def _turn_to(self, answer: list[int]) -> None:
-        """What is found from now on is found after this answer."""
+        """Move to an answer: results from now on are those after it."""
         if self._answer != answer:
             self._answer, self._found = list(answer), {}
             self._sure = agreeing(self._at, self._answer)
@@ -248,7 +248,7 @@ def _plain(escapes: bytes) -> bytes:
 
 
 def agreeing(one: list[int], other: list[int]) -> int:
-    """How many tokens two lists have in common at their start."""
+    """Return the length of the common prefix of two token lists."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter

@@ -89,7 +89,7 @@ class JsonSchemas:
         return (matcher.get_error() or "unknown") if matcher.is_error() else None
 
     def refusal(self, schema: Any, said: str) -> TurnoutError:
-        """What to say of a schema that the library does not follow.
+        """Return the error message for a schema that the library does not follow.
 
         Args:
             schema: as it was given to the library.

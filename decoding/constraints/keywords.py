@@ -63,7 +63,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether every number in a value can be written as it is."""
+    """Return whether every number in a value can be written as it is."""
     if isinstance(value, dict):
         return all(map(_is_exact, value.values()))
     if isinstance(value, list):
@@ -148,7 +148,7 @@ def subschemas(key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a keyword of `UNSUPPORTED` allows everything as it stands in a schema."""
+    """Return whether a keyword of `UNSUPPORTED` allows everything as it stands in a schema."""
     needed = ONLY_WITH.get(key)
     if needed is not None:
         return needed not in schema
@@ -163,7 +163,7 @@ def says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _allows_everything(schema: Any) -> bool:
-    """Whether a schema plainly does: true, or nothing but annotations."""
+    """Return whether a schema plainly does: true, or nothing but annotations."""
     says = FOLLOWED | REFERENCES | UNSUPPORTED.keys()
     return schema is True or (isinstance(schema, dict) and says.isdisjoint(schema))
 
@@ -180,7 +180,7 @@ def placed(schema: dict[str, Any], moves: Iterable[tuple[Path, str]]) -> dict[st
 
 
 def has_moves(schema: Any) -> bool:
-    """Whether a schema has a comment of `placed`."""
+    """Return whether a schema has a comment of `placed`."""
     return bool(_moves(schema))
 
 

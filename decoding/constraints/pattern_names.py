@@ -15,7 +15,7 @@ MOST_MATCHES = 2048
 
 
 class Patterns:
-    """Whether names match patterns of a JSON schema, as the library that follows it takes them.
+    """Matcher of names against patterns of a JSON schema, as the library that follows it takes them.
 
     Args:
         tokenizer: any.
@@ -35,7 +35,7 @@ class Patterns:
         return self._known.get((pattern, name))
 
     def has_others(self, pattern: str, names: list[str]) -> bool:
-        """Whether a pattern matches a name that is none of these, each of which it matches.
+        """Return whether a pattern matches a name that is none of these, each of which it matches.
 
         Where the library cannot say, it does.
         """

@@ -101,7 +101,7 @@ class _Search:
                     yield target, child, words
 
     def _children(self, path: Path, key: str, node: dict[str, Any]) -> Iterator[tuple[Path, Any, Path]]:
-        """What leads to each schema within a keyword, the schema, and its path."""
+        """Yield for each schema within a keyword: what leads to it, the schema, and its path."""
         if key == "$ref":
             name = node[key].removeprefix(DEFINITIONS)
             yield (), self._definitions.get(name), ("$defs", name)
@@ -119,7 +119,7 @@ class _Search:
 
 
 def _needed(key: str, step: Path, node: dict[str, Any]) -> bool:
-    """Whether a schema within a keyword must have a value for the whole to have one."""
+    """Return whether a schema within a keyword must have a value for the whole to have one."""
     if key == "properties":
         return step[0] in node.get("required", ())
     if key in ("additionalProperties", "patternProperties"):

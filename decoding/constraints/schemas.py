@@ -17,7 +17,7 @@ ENDLESS = "it refers to itself where a value is required, so that every value wo
 
 
 def unsure(pattern: str, name: str) -> bool | None:
-    """Whether a name matches a pattern: not looked at."""
+    """Return None: it is not known whether a name matches a pattern."""
     return None
 
 
@@ -80,7 +80,7 @@ def _nodes(schema: Any) -> list[dict[str, Any]]:
 
 
 def _finite(node: dict[str, Any], root: Any, known: set[int], missing: Missing, matches: Matches) -> bool:
-    """Whether a schema is, by those known; else `missing` gets the parts one of which must become known first."""
+    """Return whether a schema is finite, given those known; else add the parts to become known to `missing`."""
 
     def holds(part: Any, *path: str) -> bool:
         if not isinstance(part, dict) or id(part) in known:

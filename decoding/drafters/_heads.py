@@ -85,7 +85,7 @@ class HeadDrafter(TrainedDrafter[HeadT]):
         self._state: tuple[int, torch.Tensor] | None = None
 
     async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:
-        """What the head makes of the state; nothing before there is one."""
+        """Propose the head's draft from the state; empty before there is one."""
         state = self.hidden_at_end(seq)
         return DraftTree.empty(model.name) if state is None else await self.draft(model, seq, state, room)
 

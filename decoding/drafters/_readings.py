@@ -1,4 +1,4 @@
-"""What the target read in a round, with the tokens each reading stands after: what stores of its guesses learn."""
+"""Readouts of the target in a round, with the tokens before each of them, for stores that learn its guesses."""
 
 from __future__ import annotations
 

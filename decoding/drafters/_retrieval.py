@@ -73,7 +73,7 @@ def fuse(draft: DraftTree, retrieved: Branch, plausible: Mapping[int, float], mo
 
 
 class Retrieval:
-    """What followed the longest suffix of the context, 16 down to 2 tokens, in two places.
+    """Retrieval of the tokens that followed the longest suffix of the context, 16 down to 2 tokens, in two places.
 
     These are the request's own text, and what the tenant's earlier requests to this model were answered.
     """

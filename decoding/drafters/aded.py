@@ -53,7 +53,7 @@ class AdedParams(MethodParams):
 
 
 class TrigramStore:
-    """What the target found probable after two tokens, and after the last one of them alone.
+    """Store of the tokens that the target found probable after two tokens, and after the last one of them alone.
 
     Args:
         most: contexts kept; those not read for longest are forgotten first.
@@ -87,7 +87,7 @@ class TrigramStore:
             self._rows.popitem(last=False)
 
     def get(self, context: Context) -> Guesses:
-        """What is known of exactly this context; may be empty."""
+        """Return the tokens known after exactly this context; may be empty."""
         return self._rows.get(context, ())
 
 
@@ -113,7 +113,7 @@ class TrigramCounts:
                     following[token] = following.get(token, 0) + 1
 
     def get(self, context: Context) -> Guesses:
-        """What followed a context; may be empty."""
+        """Return the tokens that followed a context; may be empty."""
         counts = self._counts.get(context)
         if counts is None:
             return ()

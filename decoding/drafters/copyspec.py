@@ -53,7 +53,7 @@ class CopySpecDrafter(Drafter):
         return DraftTree.chain(seq.tokens[start : start + min(room.depth, room.nodes)], model.name)
 
     def ready(self, seq: Sequence, token: int) -> bool:
-        """Whether the last tokens, this one included, stood there before."""
+        """Return whether the last tokens, this one included, stood there before."""
         return self._index.find(seq.tokens, token) is not None
 
 

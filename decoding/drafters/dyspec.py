@@ -32,7 +32,7 @@ class DySpecParams(MethodParams):
 
 @dataclass(frozen=True, slots=True)
 class DrawValues:
-    """What is expected of a draw.
+    """Expected values of a draw.
 
     Attributes:
         reached: that the verifier comes to judge it, if target and draft agree: known before it is drawn.

@@ -125,7 +125,7 @@ class EasySpecDrafter(Drafter):
     async def _guess(
         self, model: Model, seq: Sequence, tokens: tuple[int, ...], depth: LayerSelection, want: ReadSpec
     ) -> Readout:
-        """What the grouped layers say after drafted tokens, the last of them not fed before."""
+        """Read the grouped layers after drafted tokens, the last of them not fed before."""
         if not self.calibrates:
             return await self._go_on(model, seq, depth, want, tokens)
         [row] = await model.partial_forward(seq, Sketch.chain(len(seq), tokens, len(tokens) - 1, depth), want)
@@ -134,7 +134,7 @@ class EasySpecDrafter(Drafter):
     async def _go_on(
         self, model: Model, seq: Sequence, depth: LayerSelection, want: ReadSpec, tokens: tuple[int, ...] = ()
     ) -> Readout:
-        """What the grouped layers say where they have read the whole answer: only the prompt was read exactly."""
+        """Read the grouped layers after they have read the whole answer: only the prompt was read exactly."""
         self._began = self._began or len(seq) - 1
         fed = (*seq.tokens[self._began :], *tokens)
         start = _common(self._run[: len(fed) - 1], fed)

@@ -72,7 +72,7 @@ class InputCopyDrafter(Drafter):
         return DraftTree.chain(self._source[self._place : self._place + most], model.name)
 
     def ready(self, seq: Sequence, token: int) -> bool:
-        """Whether the answer, this token included, is in the source and not at its end."""
+        """Return whether the answer, this token included, is in the source and not at its end."""
         self._follow(seq)
         self._read(token)
         return self._place is not None and self._place < len(self._source)

@@ -43,7 +43,7 @@ class KangarooDrafter(ExitDrafter):
         return Example(kind=cls.name, head=head, settings={"exit_layer": shape.layers // 2})
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether the adapter was sure of the last token."""
+        """Return whether the adapter was sure of the last token."""
         return top_probability(path[-1].row) >= self.params.threshold
 
 

@@ -52,7 +52,7 @@ class NgramPool:
             known.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What is known to follow, the latest first."""
+        """Return the continuations known to follow, the latest first."""
         return list(reversed(self._after.get(token, ())))
 
 

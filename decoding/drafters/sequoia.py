@@ -50,7 +50,7 @@ class SequoiaParams(MethodParams):
 
 
 class AcceptanceRates:
-    """How often the verifier takes the k-th sibling, the earlier ones refused: a moving average.
+    """Acceptance rates of the k-th sibling, given that the earlier ones were refused: moving averages.
 
     Args:
         ranks: number of sibling ranks with a rate of their own.

@@ -50,7 +50,7 @@ class VocabTrimParams(MethodParams):
 
 
 class TokenCounts:
-    """How often the target emitted each token, and the ids kept by these counts.
+    """Counts of the tokens that the target emitted, and the ids kept by these counts.
 
     Args:
         vocab_size: number of ids.
@@ -160,7 +160,7 @@ class VocabTrimDrafter(Drafter):
         return drafter
 
     def check(self, models: ModelPool) -> None:
-        """What the drafter inside needs."""
+        """Check the needs of the wrapped drafter."""
         self._drafter.where = f"{self.where}.drafter"
         self._drafter.check(models)
 
@@ -174,11 +174,11 @@ class VocabTrimDrafter(Drafter):
 
     @property
     def note(self) -> str:
-        """What the drafter inside has to say."""
+        """Note of the wrapped drafter."""
         return self._drafter.note
 
     def check_room(self, room: DraftBudget, field: str) -> None:
-        """What the drafter inside refuses."""
+        """Refuse what the wrapped drafter refuses."""
         self._drafter.check_room(room, field)
 
     async def propose(self, model: Model, seq: Sequence, room: DraftBudget, length: LengthPolicy) -> DraftTree:

@@ -1,4 +1,4 @@
-"""What length policies take from the rows of a draft."""
+"""Readings that length policies take from the rows of a draft."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ConfidenceLength(LengthPolicy):
     want = ReadSpec(draw=None, top=1)
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether the last token's distribution was sharp enough."""
+        """Return whether the last token's distribution was sharp enough."""
         return top_probability(path[-1].row) >= self.params.threshold
 
     def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:

@@ -60,7 +60,7 @@ class DiscoLength(TrainedLength):
         return min(super().before_round(round), self._most)
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether the classifier expects the last token to be accepted."""
+        """Return whether the classifier expects the last token to be accepted."""
         row = path[-1].row
         return row.forced or self._head.probability(row, len(path)) >= self._threshold
 

@@ -133,7 +133,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What forwards are to take in a round, in seconds; plain numbers, for a policy travels with its drafter.
+    """Predicted times of forwards in a round, in seconds; plain numbers, for a policy travels with its drafter.
 
     Attributes:
         plain_s: of a step without drafts.
@@ -261,19 +261,19 @@ class SmartSpecLength(LengthPolicy):
         return depth
 
     def _risk_s(self, depth: int) -> float:
-        """What a round with a draft takes longer than a step without."""
+        """Return the additional time of a round with a draft over a step without one."""
         known = self._known
         round_s = self._times.of_shape(depth, depth * known.width + known.extra) + known.drafting.seconds
         return round_s + self._entry_s - self._plain_s
 
     @property
     def _most_s(self) -> float:
-        """What may be saved up for each sequence."""
+        """Most time that may be saved up for each sequence."""
         return SAVINGS * self._plain_s + self._reading_s
 
     @property
     def _plain_s(self) -> float:
-        """What a step without drafts takes."""
+        """Time of a step without drafts."""
         return self._times.plain_s * (1.0 + self._known.usual)
 
     def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:

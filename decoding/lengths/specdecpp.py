@@ -57,7 +57,7 @@ class SpecDecPlusPlusLength(TrainedLength):
         return super().before_round(round)
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether all tokens but the last are still likely to be accepted together."""
+        """Return whether all tokens but the last are still likely to be accepted together."""
         accepted = 1.0
         for step in path[1:]:  # a step's row was read at the token before it; the first one's is the sequence's last
             accepted *= self._acceptance(step.row)

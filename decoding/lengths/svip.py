@@ -51,7 +51,7 @@ class SvipLength(LengthPolicy):
         return self.params.most
 
     def continues(self, path: Path[Step]) -> bool:
-        """Whether the last token was sure enough, and no end."""
+        """Return whether the last token was sure enough, and no end."""
         token, row = path[-1].token, path[-1].row
         return token not in self._ends and math.sqrt(self.params.scale * entropy_nats(row)) <= self.params.threshold
 

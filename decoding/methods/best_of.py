@@ -108,13 +108,13 @@ async def _write(model: Model, drafts: list[Sequence]) -> None:
 
 
 async def _rewards(drafts: list[Sequence], seq: Sequence, models: ModelPool, scorer: RewardModelScorer) -> list[float]:
-    """What the reward model says of each whole answer, which it reads in one forward each."""
+    """Score each whole answer with the reward model, in one forward each."""
     answers = [tuple(token.id for token in draft.generated) for draft in drafts]
     return await asyncio.gather(*(scorer.score(models, seq, answer) for answer in answers))
 
 
 def choose(drafts: list[Sequence], values: list[float], models: ModelPool, mark: str | None) -> int:
-    """Which answer is shown: the best of those with the most common final answer; of equal ones the first.
+    """Choose the answer to show: the best of those with the most common final answer; of equal ones the first.
 
     Args:
         drafts: written answers.

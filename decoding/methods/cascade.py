@@ -89,7 +89,7 @@ async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:
 
 
 def confidence(tokens: list[Token], kind: Confidence, allowed: list[float] | None = None) -> float:
-    """How sure a model was of an answer: the higher, the surer.
+    """Return a model's confidence in its answer: the higher, the surer.
 
     Where a structure holds, probabilities are those among the tokens it allows, and tokens that it forces do not count:
     the model did not choose them.

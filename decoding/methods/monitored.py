@@ -116,7 +116,7 @@ async def _watched(
 
 
 def _asked(monitor: Monitor, request: Request, ended: bool) -> Injection | None:
-    """What to put in here: as the monitor finds now, or as it was found when the answer was written before."""
+    """Return the injection here: the monitor's, or that of the first time if the answer is written again."""
     seq = request.sequence
     place = len(seq.generated)
     rest = request.delivered[place:]

@@ -125,7 +125,7 @@ class Pearl:
     async def _timed(
         self, work: Callable[P, Coroutine[Any, Any, One]], *args: P.args, **named: P.kwargs
     ) -> tuple[One, float]:
-        """What comes of it, and its time in seconds."""
+        """Run `work`; return its result, and its time in seconds."""
         started = self._clock()
         done = await work(*args, **named)
         return done, self._clock() - started
@@ -145,7 +145,7 @@ class Pearl:
         return block.within(self._large.vocab_size)
 
     async def _first(self, block: DraftTree, verdict: VerifyResult) -> tuple[Token, bool]:
-        """What stands where the block's first token was drafted, the whole tail being accepted; whether it is that."""
+        """Return the token in place of the block's first, the whole tail being accepted; whether it is that one."""
         candidate = chain(block, 0, min(len(block), 1))
         if not self._match:
             return await self._judged(candidate, verdict)
@@ -155,7 +155,7 @@ class Pearl:
         return own._replace(kind=TokenKind.RECOVERED if len(candidate) else TokenKind.BONUS), False
 
     async def _judged(self, candidate: DraftTree, verdict: VerifyResult) -> tuple[Token, bool]:
-        """What stands in the place of a drawn candidate, whether it is the candidate."""
+        """Return the token in the place of a drawn candidate, whether it is the candidate."""
         late = LateCandidate()
         self._large.observe(self._seq, late, candidate, verdict)
         await self._large.propose(self._seq, late, DraftBudget(1, 1), self._length)

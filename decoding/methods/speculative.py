@@ -48,7 +48,7 @@ NONE = PartChoice(name="none")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which fields of a request say an arm's drafter, its length policy and its nodes: its own, or all arms'."""
+    """Fields of a request that give an arm's drafter, its length policy and its nodes: its own, or all arms'."""
 
     drafter: str = f"{FIELD}.drafter"
     length: str = f"{FIELD}.length"
@@ -65,7 +65,7 @@ class ArmParams(MethodParams):
 
     @classmethod
     def read(cls, value: Any, where: str) -> ArmParams:
-        """What stands in a list of drafters: all of these, or a drafter alone.
+        """Read an entry of a list of drafters: all of these, or a drafter alone.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT, naming a field that the request has, or could have.
@@ -179,7 +179,7 @@ class SpeculativeParams(MethodParams):
 
     @property
     def lossless(self) -> bool:
-        """Whether the output law is the large model's: the verifier decides, unless there is nothing to verify."""
+        """True if the output law is the large model's: the verifier decides, unless there is nothing to verify."""
         if self._refused:
             return True
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
@@ -187,7 +187,7 @@ class SpeculativeParams(MethodParams):
 
     @property
     def resumable(self) -> bool:
-        """Whether each token depends on those before it and the seed alone, and not on who drafted what when."""
+        """True if each token depends on those before it and the seed alone, and not on who drafted what when."""
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
         return bool(self._refused) or (issubclass(part, Verifier) and part.resumable)
 
@@ -262,7 +262,7 @@ def _length(choice: PartChoice, asked: int | None, natural: int | None, where: s
 
 
 def _kind(part: type[Drafter], verifier: Verifier, length: LengthPolicy) -> Candidates:
-    """Which of its candidates a drafter is to make; refused where the parts do not fit."""
+    """Choose the kind of candidates that a drafter makes; refuse parts that do not fit."""
     kind = next((kind for kind in verifier.accepts if kind in part.kinds), None)
     if kind is None:
         fitting = [name for name in names(VERIFIERS) if part.kinds & set(load(VERIFIERS, name, "").PART.accepts)]

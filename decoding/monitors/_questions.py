@@ -17,14 +17,14 @@ NO = ("no", " no", "No", " No")
 
 
 class Questions(Protocol):
-    """What is asked of a candidate conclusion."""
+    """Questions about a candidate conclusion."""
 
     async def states_answer(self, candidate: str) -> bool:
-        """Whether it states an answer at all."""
+        """Return whether it states an answer at all."""
         ...
 
     async def equivalent(self, candidate: str, earlier: str) -> bool:
-        """Whether it states the same answer as an earlier one."""
+        """Return whether it states the same answer as an earlier one."""
         ...
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class EnoughParams(MethodParams):
 
 
 class TokenAccount:
-    """What a tenant's questions have left for each other, in tokens."""
+    """Account of the tokens that a tenant's questions leave for each other."""
 
     def __init__(self) -> None:
         self.balance = 0

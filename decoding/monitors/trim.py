@@ -138,7 +138,7 @@ class TrimMonitor(Monitor):
             self._task = asyncio.create_task(self._look(waiting))
 
     def _begun_in(self, prompt: Sequence[int]) -> bool:
-        """Whether thinking has begun, and not ended, in the last tokens of a prompt."""
+        """Return whether thinking has begun, and not ended, in the last tokens of a prompt."""
         written = text_within(self._codec, prompt)
         start, end = self.params.thinking_start, self.params.thinking_end
         return not start or written.rfind(start) > (written.rfind(end) if end else -1)

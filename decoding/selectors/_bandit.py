@@ -1,4 +1,4 @@
-"""What bandits over arms share: whose state they keep, and what counts as a gain."""
+"""Common code of bandits over arms: the owner of their state, and the definition of a gain."""
 
 from __future__ import annotations
 

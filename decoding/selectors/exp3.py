@@ -45,7 +45,7 @@ class Draw:
 
     @property
     def over(self) -> bool:
-        """Whether the answer that drew it has ended, or was given up."""
+        """True if the answer that drew it has ended, or was given up."""
         drawer = self.drawer()
         return drawer is None or drawer.seq is None or drawer.seq.finished
 

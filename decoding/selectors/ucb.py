@@ -29,7 +29,7 @@ class UcbParams(BanditParams):
 
 @dataclass(slots=True)
 class UcbState:
-    """What is known of every arm.
+    """State of every arm.
 
     Attributes:
         pulls: [arms] how often each was pulled and its gain seen.
@@ -75,7 +75,7 @@ class Ucb(Bandit[UcbState]):
         return sorted(range(len(bounds)), key=bounds.__getitem__, reverse=True)
 
     def radius(self, pulls: int, rounds: int, num_arms: int) -> float:
-        """How far the mean of an arm's gains may be from the truth, for gains from 0 to 1.
+        """Return the confidence radius of the mean of an arm's gains, for gains from 0 to 1.
 
         Args:
             pulls: of this arm.

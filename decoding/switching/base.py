@@ -35,7 +35,7 @@ class CatchUp(StrEnum):
 
 
 class SwitchParams(MethodParams):
-    """What every switching method lets the caller choose."""
+    """Parameters of every switching method."""
 
     catch_up: Annotated[
         CatchUp,

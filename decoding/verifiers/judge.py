@@ -108,7 +108,7 @@ class JudgeVerifier(Verifier):
         return accepted, emitted(drawn, row, target, kind)
 
     def _right(self, row: Readout) -> bool:
-        """Whether the head approves of the token whose reading this is."""
+        """Return whether the head approves of the token whose reading this is."""
         if self.params.threshold >= 1.0:
             return False
         if self._head is None:

@@ -82,7 +82,7 @@ class NearBestVerifier(Verifier):
         return draft.path(max(reached, key=lambda node: reached[node]))
 
     def stays(self, token: int, row: Readout) -> bool:
-        """Whether a candidate is near enough to what the target would choose after the row."""
+        """Return whether a candidate is near enough to what the target would choose after the row."""
         if token == row.token or self.params.candidates == 1:
             return token == row.token
         near = dict(row.top[: self.params.candidates])

@@ -112,7 +112,7 @@ def accept_probability(beta: float, count: int) -> float:
 
 
 def what_is_left(probs: torch.Tensor, proposal: torch.Tensor, rho: float, count: int) -> torch.Tensor:
-    """What the token is drawn from after all candidates were refused, float32 [vocab].
+    """Return the residual distribution after all candidates were refused, float32 [vocab].
 
     Where rounding leaves nothing (a refusal had probability zero), `probs` stays.
     """

@@ -77,7 +77,7 @@ class TypicalVerifier(Verifier):
         return draft.path(best)
 
     def bound(self, probs: torch.Tensor) -> float:
-        """What a token's probability must exceed; probs: float32 [vocab]."""
+        """Return the bound that an accepted token's probability exceeds; probs: float32 [vocab]."""
         entropy = float(torch.special.entr(probs).sum())
         return min(self.params.epsilon, self.params.delta * math.exp(-entropy))
 
