@@ -51,7 +51,7 @@ class ModelNames:
         self._own = list(pools)
         self._pools: dict[str, list[str]] = {name: [name] for name in pools}
         for name, pool in pools.items():
-            for member in dict.fromkeys((pool.small, pool.large)):
+            for member in pool.members:
                 self._pools.setdefault(member, []).append(name)
 
     def resolved(self, given: str, limits: TenantLimits = UNLIMITED) -> str:

@@ -48,8 +48,9 @@ class FakePool:
         self.members: dict[str, PoolMember] = {}
         self.notes: list[str] = []
         self.name = name
-        self.names = (config.pools[name].small, config.pools[name].large)
         pool = config.pools[name]
+        self.names = (pool.small, pool.large)
+        self.roles, self.listed = pool.roles, pool.members
         self.places = ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests)
         self.step_s = step_s
 
@@ -69,10 +70,9 @@ class FakePool:
         return bytes(ids).decode(errors="replace")
 
     def models(self) -> list[ModelDescription]:
-        roles = dict(zip(("small", "large"), self.names, strict=True))
         ends: dict[str, Any] = {"ends": (EndToken(2, "</s>"),), "ends_source": "config.json"}
-        pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, roles, "entropy_adaptive", **ends)
-        return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.names)]
+        pool = ModelDescription(self.name, "fake", 3000, VOCAB, CONTEXT, self.roles, "entropy_adaptive", **ends)
+        return [pool, *(ModelDescription(m, "fake", 1000, VOCAB, CONTEXT, {}, "plain") for m in self.listed)]
 
     def stats(self) -> PoolStats:
         active = self.places.num_held + self.places.num_waiting

@@ -8,10 +8,14 @@ import pytest
 
 import deployments.service
 from deployments.backend import Batch
+from deployments.metrics import Metrics
+from deployments.pool_deployment import PoolReplica
 from deployments.request_fields import parse_sampling
-from deployments.service import MAX_COMPLETIONS
+from deployments.service import MAX_COMPLETIONS, GenerationService
+from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend, make_service
 from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, Usage
+from turnout.config import parse_config
 from turnout.errors import Code, TurnoutError
 from turnout.message_size import units
 from turnout.types import SamplingParams
@@ -69,6 +73,20 @@ async def test_only_so_many_completions_are_scored_at_once() -> None:
     with pytest.raises(TurnoutError, match=f"completions: at most {MAX_COMPLETIONS} at once") as refused:
         await service.score(ScoreCall("r", "demo", "a", ("b",) * (MAX_COMPLETIONS + 1)))
     assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+async def test_a_model_of_any_role_is_listed_and_answers() -> None:
+    config = parse_config(
+        {
+            "models": {name: {"path": "none"} for name in ("small", "large", "judge")},
+            "pools": {"demo": {"small": "small", "large": "large", "models": {"judge": "judge"}}},
+        }
+    )
+    backend = InProcessBackend(PoolReplica("demo", config, load_fake_pool))
+    service = GenerationService(config, {"demo": backend}, Metrics())
+    listed = await service.models_for(service.callers.of(None))
+    assert [model.name for model in listed] == ["demo", "small", "large", "judge"]
+    assert (await service.generate(call(model="judge"))).usage.completion_tokens == 6
 
 
 async def test_an_empty_model_means_the_only_pool() -> None:
