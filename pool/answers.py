@@ -117,7 +117,7 @@ def resume(answers: list[Answer], method: MethodInfo, continues: bool) -> list[s
     Raises:
         TurnoutError: UNAVAILABLE: a joint method cannot make them again, as one may depend on how fast another was.
     """
-    begun = [answer for answer in answers if answer.delivery]
+    begun = [answer for answer in answers if answer.delivery or answer.delivery.finished]
     if begun and method.joint and not continues:
         message = f"method {method.name!r} writes its answers together: once begun, they cannot be made again"
         raise TurnoutError(Code.UNAVAILABLE, f"{message}; send the request again")

@@ -180,10 +180,11 @@ async def test_one_that_can_be_continued_goes_on_from_what_each_answer_has(pool:
     assert rest.usage.models["large"].generated_tokens == 24 - 11
 
 
-async def test_one_that_cannot_is_not_made_again_once_it_has_begun(pool: LocalPool) -> None:
+@pytest.mark.parametrize("had", [Delivered((65,), 1, False), Delivered((), 0, True)])
+async def test_one_that_cannot_is_not_made_again_once_it_has_begun(pool: LocalPool, had: Delivered) -> None:
     call = call_of(PROMPT, "first_finish", n=2, **SAMPLED)
     with pytest.raises(TurnoutError, match="'first_finish' writes its answers together") as caught:
-        await answer(pool, replace(call, delivered=(Delivered((65,), 1, False),)))
+        await answer(pool, replace(call, delivered=(had,)))
     assert caught.value.code is Code.UNAVAILABLE
 
 
