@@ -139,8 +139,9 @@ class Device:
         self.members.append(member)
 
     async def leave(self, member: Batcher) -> None:
-        """Remove a model that has no more operations; return when no forward of it runs."""
-        self.members.remove(member)
+        """Remove a model that has no more operations, if it is still there; return when no forward of it runs."""
+        if member in self.members:
+            self.members.remove(member)
         self.notify()
         loop = self._loop
         if loop is None or loop.done() or loop.get_loop() is not asyncio.get_running_loop():
