@@ -245,17 +245,17 @@ def _environment(temp: Path) -> Iterator[None]:
         RayNativeConfig.initialize("")
 
 
-def engine_rate(rows: int, config: Path | None = None, unhurried: bool = False, copies: int = 1) -> float:
+def engine_rate(rows: int, config: Path | None = None, for_throughput: bool = False, copies: int = 1) -> float:
     """Lines a second of the engine alone, in processes of its own, with as many requests at once.
 
     Args:
         rows: lines of each process.
         config: of the pool, which is the first of it; None: the demo pair.
-        unhurried: with the settings of a job, and not those that the configuration has.
+        for_throughput: with the settings of a job, and not those that the configuration has.
         copies: processes side by side, which share the requests and the cores.
     """
     at_once = CONCURRENCY // copies
-    asked = f"{rows}, {MAX_TOKENS}, {at_once}, sys.argv[1], {unhurried}, {copies}"
+    asked = f"{rows}, {MAX_TOKENS}, {at_once}, sys.argv[1], {for_throughput}, {copies}"
     source = (
         "import asyncio, sys; from benchmarks.batch_engine import rate;"
         f" sys.stdout.write(str(asyncio.run(rate({asked}))))"
@@ -309,8 +309,8 @@ def measure(options: argparse.Namespace) -> Report:
     few = min(rows, ENGINE_ROWS)
 
     def engine() -> tuple[float, float, float]:
-        alike, usual = (engine_rate(few, unhurried=unhurried) for unhurried in (True, False))
-        copies = engine_rate(few, unhurried=True, copies=actors)
+        alike, usual = (engine_rate(few, for_throughput=for_throughput) for for_throughput in (True, False))
+        copies = engine_rate(few, for_throughput=True, copies=actors)
         note(f"the engine alone: {alike:.1f} lines a second, with its default settings {usual:.1f}")
         note(f"as many processes as the job has copies: {copies:.1f}")
         return alike, usual, copies

@@ -14,7 +14,7 @@ from benchmarks.batch_chaos import write_prompts
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.config import TurnoutConfig, load_config
 from turnout.gc_freeze import freeze_loaded
-from turnout.throughput_config import unhurried
+from turnout.throughput_config import throughput_settings
 from turnout.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ async def rate(
         prompts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8-sig").splitlines()]
     settings = load_config(Path(config)) if config else TurnoutConfig.demo()
     if alike:
-        settings = settings.model_copy(update={"engine": unhurried(settings.engine, processes)})
+        settings = settings.model_copy(update={"engine": throughput_settings(settings.engine, processes)})
     pool = load(settings)
     freeze_loaded()  # as processes that serve do
     try:

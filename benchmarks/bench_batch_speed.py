@@ -76,8 +76,8 @@ async def compare(case: Case, rounds: int, folder: Path) -> Speed:
         with chaos(case.rows, case.actors, concurrency=CONCURRENCY // case.actors, config=config) as made:
             return made.run([]).rate
 
-    def engine(unhurried: bool) -> float:
-        return engine_rate(case.rows, config, unhurried=unhurried)
+    def engine(for_throughput: bool) -> float:
+        return engine_rate(case.rows, config, for_throughput=for_throughput)
 
     sides = [
         Side("engine", lambda _: asyncio.to_thread(engine, True)),

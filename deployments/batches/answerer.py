@@ -31,7 +31,7 @@ from turnout.calls import GenerateCall, Usage
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.gc_freeze import freeze_loaded
-from turnout.throughput_config import unhurried
+from turnout.throughput_config import throughput_settings
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Task:
         return self.config.model_copy(
             update={
                 "pools": {self.pool: pool.model_copy(update=places)},
-                "engine": unhurried(self.config.engine, self.num_processes),
+                "engine": throughput_settings(self.config.engine, self.num_processes),
                 "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
                 "access": None,
                 "batches": None,

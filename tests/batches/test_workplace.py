@@ -24,7 +24,7 @@ from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
 from turnout.config import EngineConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid
-from turnout.throughput_config import UNHURRIED
+from turnout.throughput_config import THROUGHPUT
 
 JOB = {"input": {"path": "in", "size": 1}}
 
@@ -375,8 +375,8 @@ def test_steps_of_a_process_that_serves_nobody_are_bound_where_the_configuration
     plain = batch_config(tmp_path)
     told = plain.model_copy(update={"engine": EngineConfig(max_slowdown=1.5, block_size=8)})
     free, bound = (Task(tmp_path, each, "demo", 0, 4).alone.engine for each in (plain, told))
-    assert free.model_dump() == {**plain.engine.model_dump(), **UNHURRIED}
-    assert bound.model_dump() == {**told.engine.model_dump(), **UNHURRIED, "max_slowdown": 1.5}
+    assert free.model_dump() == {**plain.engine.model_dump(), **THROUGHPUT}
+    assert bound.model_dump() == {**told.engine.model_dump(), **THROUGHPUT, "max_slowdown": 1.5}
 
 
 def test_copies_on_one_machine_share_its_cores_where_the_configuration_leaves_them_open(
