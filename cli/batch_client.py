@@ -63,11 +63,11 @@ def run(
     fresh: bool = False,
     cancel: bool = False,
 ) -> dict[str, Any]:
-    """Do a job, or go on waiting for one that was sent before.
+    """Do a job, or continue to wait for one that was sent before.
 
     Args:
         job: what is asked for.
-        tell: told of the batch object while it is worked on.
+        tell: called with the batch object while it is worked on.
         fresh: send it again, whatever was sent before; what this server was sent before is cancelled.
         cancel: end what was sent before, and fetch what was answered; nothing is sent.
 
@@ -99,7 +99,7 @@ def run(
 
 
 def left_behind(job: ServedJob, cancel: bool = False) -> str:
-    """What becomes of a job that nobody waits for any more.
+    """Describe what becomes of a job whose client stops waiting.
 
     Args:
         job: as `run` was asked for.
@@ -111,7 +111,7 @@ def left_behind(job: ServedJob, cancel: bool = False) -> str:
     batch = sent["batch"] or "what may have been sent"
     if cancel:
         return f"{batch} is being cancelled on {job.server}; run it again to fetch what was answered"
-    return f"{batch} goes on on {job.server}: run it again to go on waiting, or with --cancel to end it"
+    return f"{batch} continues on {job.server}: run it again to wait for it, or with --cancel to end it"
 
 
 def _described(job: ServedJob) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _cancelled(job: ServedJob, client: httpx.Client) -> str:
 
 
 def _cancel(job: ServedJob, client: httpx.Client, sent: dict[str, Any]) -> str | None:
-    """End the batch that was sent before: answered beside another, both are paid for. On another server it is left."""
+    """End the batch that was sent before: if it is answered too, both are paid for. On another server it is left."""
     batch_id = (sent["batch"] or _found(client, sent["token"])) if sent["job"]["server"] == job.server else None
     if batch_id is None:
         return None
@@ -228,8 +228,8 @@ def _renumbered(numbers: list[int], record: dict[str, Any]) -> dict[str, Any]:
     """A line of the server's error file, which knows the numbers of what was sent, with that of the input."""
     error = record["error"]
     if error is not None and error.get("line") is not None:
-        told, error["line"] = error["line"], numbers[error["line"] - 1]
-        error["message"] = error["message"].replace(f"line {told}:", f"line {error['line']}:", 1)
+        sent, error["line"] = error["line"], numbers[error["line"] - 1]
+        error["message"] = error["message"].replace(f"line {sent}:", f"line {error['line']}:", 1)
     return record
 
 
@@ -249,7 +249,7 @@ def _ask(client: httpx.Client, method: str, path: str, **content: Any) -> dict[s
 
 
 def _seen(client: httpx.Client, batch_id: str) -> dict[str, Any]:
-    """The batch object; a server that is started again meanwhile goes on with its batches, and is waited for."""
+    """The batch object; a server that is started again meanwhile continues its batches, and is waited for."""
     until = time.monotonic() + AWAY_S
     while True:
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PIECE = 64  # tokens read between two looks at whether others wait
 KEPT = 8  # mismatches that are reported in full
 SEED = 1  # of the choice of answers: not those that routing shadows take
-NOBODY = "(audit)"  # its time on the models is no tenant's, and no tenant can be called that
+AUDIT_TENANT = "(audit)"  # its time on the models is no tenant's, and no tenant can be called that
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class Audits:
         self._last: deque[AuditDiff] = deque(maxlen=KEPT)
         self._owing_since: float | None = None  # when the first one was offered after the last one that was finished
 
-    def beside(self, full: Callable[[], bool]) -> AbstractContextManager[None]:
-        """A request is in progress for as long as the context lasts; see `Shadows.during_request`."""
+    def during_request(self, full: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Count a request as in progress for as long as the context lasts; see `Shadows.during_request`."""
         return self._shadows.during_request(full)
 
     def stats(self) -> AuditStats:
@@ -129,7 +129,7 @@ class Audits:
             for written in run.answers:
                 tokens = tuple(token.id for token in written.sequence.generated)
                 sequence = run.fresh(written.index)[0]
-                sequence.low_priority, sequence.tenant = not due, NOBODY
+                sequence.low_priority, sequence.tenant = not due, AUDIT_TENANT
                 answers.append(_Answer(written.index, sequence, tokens))
             async with asyncio.timeout(self.config.timeout_s):
                 for answer in answers:

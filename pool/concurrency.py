@@ -35,8 +35,8 @@ class ConcurrencyLimiter:
         self._turns: dict[str, int] = {}  # when each tenant was last given a place
         self._turn = 0
 
-    def beside(self) -> ConcurrencyLimiter:
-        """As many places again, for calls that take none of these."""
+    def copy(self) -> ConcurrencyLimiter:
+        """Return a limiter with the same limits and places of its own."""
         return ConcurrencyLimiter(self._name, self._limit, self._max_waiting)
 
     @property

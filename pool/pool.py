@@ -93,7 +93,7 @@ class Pool:
         self.vocab_size = min(model.vocab_size for model in members.values())
         self._places = places
         # Low-priority calls have places of their own.
-        self._low_priority_places = places.beside()
+        self._low_priority_places = places.copy()
         self._began = time.time()
         self._rate = _Rate()
         self.routing: PoolRouting | None = None
@@ -193,7 +193,7 @@ class Pool:
         with ExitStack() as stack:
             for background in (self.routing, self.audits):
                 if background is not None:
-                    stack.enter_context(background.beside(self._full))
+                    stack.enter_context(background.during_request(self._full))
             yield
 
     def _full(self) -> bool:

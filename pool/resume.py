@@ -97,7 +97,7 @@ class ResumeState:
     def _disagrees(self, how: str) -> TurnoutError:
         message = (
             f"answer {self._index} made again is not the one that was begun: {how}; with dtype float32, or a method"
-            " that goes on from what was delivered, this cannot happen"
+            " that continues from what was delivered, this cannot happen"
         )
         return TurnoutError(Code.INTERNAL, message)
 

@@ -22,7 +22,7 @@ from turnout.calls import ChatMessage, Chunk, DriftReading, Event, GenerateCall,
 from turnout.config import RoutingConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 
-NOBODY = "(shadow)"  # its time on the models is no tenant's, and no tenant can be called that
+SHADOW_TENANT = "(shadow)"  # its time on the models is no tenant's, and no tenant can be called that
 
 
 @dataclass(slots=True)
@@ -162,8 +162,8 @@ class PoolRouting:
             raise
 
     @contextmanager
-    def beside(self, full: Callable[[], bool]) -> Iterator[None]:
-        """A request, routed or not, is in progress for as long as the context lasts; see `Shadows.during_request`."""
+    def during_request(self, full: Callable[[], bool]) -> Iterator[None]:
+        """Count a request, routed or not, as in progress while the context lasts; see `Shadows.during_request`."""
         if self.shadows is None:
             yield
             return
@@ -206,7 +206,7 @@ class PoolRouting:
         call = replace(prepared.call, deadline_s=shadows.config.timeout_s, trace="", priority="batch")
         # A call that came from another replica is shadowed as one that began here.
         call = replace(call, decided=None, delivered=(), moved=None)
-        again = replace(prepared, call=call, account=NOBODY)
+        again = replace(prepared, call=call, account=SHADOW_TENANT)
 
         async def run() -> None:
             routing, seen = Routing(self._shadow_router, intake), _Seen()

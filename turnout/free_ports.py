@@ -19,9 +19,9 @@ _choice = random.SystemRandom()  # processes whose seeds are alike must not choo
 def free_ports(count: int) -> list[int]:
     """Ports without a listener on this machine, all different, and never the same twice in a process.
 
-    Unless fewer than a thousand do, they lie below those that the system hands out by itself to whoever connects or
-    asks for any port: one of those may be taken by the time a server binds it. Another process that chooses in the
-    same moment gets the same one once in ten thousand times.
+    Unless fewer than a thousand do, they lie below those that the system hands out by itself to processes that
+    connect or ask for any port: one of those may be taken by the time a server binds it. Another process that chooses
+    in the same moment gets the same one once in ten thousand times.
 
     Raises:
         OSError: there are none.

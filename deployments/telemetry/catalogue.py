@@ -122,10 +122,10 @@ BATCH_LINES = _gauge(
 INGRESS = _gauge(
     "ingress_requests",
     "What the ingress holds: bodies it reads, requests that run, refusals it answers late, records it has to write; "
-    "state: reading, running, refused, recording. Without limits and records, none are counted.",
+    "state: reading, running, refused, recording. Without limits and records none are counted.",
     "state",
 )
-INGRESS_TASKS = _gauge("ingress_tasks", "Tasks of the ingress' event loop; they stay few without requests.")
+INGRESS_TASKS = _gauge("ingress_tasks", "Tasks of the ingress' event loop; few while there are no requests.")
 ACCESS_FAULTS = _gauge(
     "access_faults", "Files of tenants and of keys, and tenants in them, that are not used as they are now."
 )

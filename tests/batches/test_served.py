@@ -205,7 +205,7 @@ def test_who_stops_waiting_learns_where_the_job_goes_on_and_how_it_is_ended(serv
     server.loses = True
     with pytest.raises(TurnoutError, match="the connection broke"):
         run(job)
-    assert left_behind(job).startswith("what may have been sent goes on on http://test")
+    assert left_behind(job).startswith("what may have been sent continues on http://test")
     server.loses, server.status = False, "in_progress"
 
     def stop(batch: dict[str, Any]) -> None:
@@ -213,7 +213,7 @@ def test_who_stops_waiting_learns_where_the_job_goes_on_and_how_it_is_ended(serv
 
     with pytest.raises(KeyboardInterrupt):
         run(job, stop)
-    assert left_behind(job) == "b0 goes on on http://test: run it again to go on waiting, or with --cancel to end it"
+    assert left_behind(job) == "b0 continues on http://test: run it again to wait for it, or with --cancel to end it"
     assert left_behind(job, cancel=True).startswith("b0 is being cancelled on http://test; run it again")
 
 

@@ -13,7 +13,7 @@ from decoding.decode_loop import LONGEST_STRETCH
 from decoding.drafter_state import learner_of
 from decoding.sequence import Sequence
 from pool.local_pool import LocalPool
-from pool.routing import NOBODY
+from pool.routing import SHADOW_TENANT
 from router.decision import Decision
 from router.summary import read_log
 from tests.engine.harness import answer, ask, ask_all, call_of
@@ -80,7 +80,7 @@ async def test_what_a_shadow_learns_is_its_tenants_and_apart_from_what_requests_
         await settled(pool)
     await ask(pool, PROMPT, "speculative", {"drafter": "token_recycling"}, tenant="ann")
     stores.open = first  # type: ignore[method-assign]
-    assert set(opened_for) == {learner_of("ann", NOBODY), learner_of("bob", NOBODY), "ann"}
+    assert set(opened_for) == {learner_of("ann", SHADOW_TENANT), learner_of("bob", SHADOW_TENANT), "ann"}
     for tenant in ("ann", "bob"):
         pool.forget(tenant)
     assert len(stores) == 0
@@ -120,7 +120,7 @@ async def test_a_shadow_asks_nothing_of_a_model_while_a_request_is_in_progress(
     pool = opened({"policy": STATIC, "shadow": {"share": 1, "policy": shadow}})
 
     def shadowing() -> list[Sequence]:
-        return [seq for each in pool.engines.values() for seq in each.batcher.tables if seq.tenant == NOBODY]
+        return [seq for each in pool.engines.values() for seq in each.batcher.tables if seq.tenant == SHADOW_TENANT]
 
     await ask_auto(pool, ignore_eos=True, max_tokens=200, temperature=1.0)
     while sum(len(seq.generated) for seq in shadowing()) < answers:  # until the shadow writes
