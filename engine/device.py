@@ -139,16 +139,17 @@ class Device:
         self.members.append(member)
 
     async def leave(self, member: Batcher) -> None:
-        """Remove a model that has no more operations, if it is still there; return when no forward of it runs."""
-        if member in self.members:
-            self.members.remove(member)
+        """Remove a model that has no more operations, if it is here; return when no forward of it runs."""
+        for waiting in (self.members, self._ready):
+            if member in waiting:
+                waiting.remove(member)
         self.notify()
         loop = self._loop
         if loop is None or loop.done() or loop.get_loop() is not asyncio.get_running_loop():
             return
         async with self.turn:  # a forward of it has ended
             pass
-        if not any(each.num_waiting for each in self.members):
+        if not self.members:
             await asyncio.wait([loop])
 
     async def _run(self) -> None:
@@ -187,7 +188,8 @@ class Device:
                 ran = True
             member.stuck = not ran
             if ran:
-                self._ask_last(member)
+                if member in self.members:  # it may have left while its forward ran
+                    self._ask_last(member)
                 return True
             stuck.append(member)
 
