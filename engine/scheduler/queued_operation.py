@@ -194,7 +194,7 @@ class QueuedOperation:
         if own := feed.tokens[: len(feed.tokens) - feed.num_rows]:
             table.filled(own)
         if block is not None and (keeps_trees or block.is_chain):
-            table.scratch.hold(block, feed.cached_rows, feed.states if feed.keeps_states else None)
+            table.scratch.hold(block, feed.cached_rows, feed.states if feed.keeps_states else None, keeps_trees)
         else:
             table.scratch.forget()
 

@@ -105,6 +105,28 @@ async def test_only_new_nodes_are_fed_unless_the_cache_was_lost(loaded: tuple[En
     await model.close()
 
 
+async def test_attention_that_sees_no_earlier_nodes_is_fed_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = twins(TINY, seed=4, kernels="plain")
+    loaded = model.batcher.runner.plan
+    monkeypatch.setattr(loaded, "keeps_trees", False)  # as with CUDA's kernels, whose masks are square
+    step, masks = loaded.backend.step, []
+    monkeypatch.setattr(
+        loaded.backend, "step", lambda layout, store: (masks.extend(layout.trees.values()), step(layout, store))[1]
+    )
+    seq = sequence(2, 3, 4)
+    chain, tree = DraftTree((5,), (ROOT,), "draft"), DraftTree((5, 6, 7), (ROOT, 0, 0), "draft")
+    await model.expand(seq, chain, 0, LOGITS)
+    check(await model.expand(seq, tree, 1, LOGITS), [[5, 6], [5, 7]], seq, plain)
+    assert [mask.shape for mask in masks] == [(3, 3)]
+    longer = DraftTree.chain([5, 6], "draft")
+    await model.expand(seq, chain, 0, LOGITS)
+    fed = seq.meter.models["m"].draft_tokens
+    check(await model.expand(seq, longer, 1, LOGITS), [[5, 6]], seq, plain)
+    assert seq.meter.models["m"].draft_tokens == fed + 1, "a chain goes on behind a chain"
+    model.release(seq)
+    await model.close()
+
+
 async def test_extra_rows_see_what_their_mask_says_and_leave_nothing(loaded: tuple[EngineModel, Reference]) -> None:
     model, plain = loaded
     seq = sequence(2, 3, 4)
