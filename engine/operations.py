@@ -31,11 +31,11 @@ async def _extend(model: EngineModel, seq: Sequence, op: Extend) -> list[Readout
 @HANDLERS.of(Decode)
 async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
     until = op.until.twins()
-    stretch = DecodeLoop(seq, until, model.name, model.num_parameters)
-    if not stretch.stopped_by:
-        work = QueuedOperation(await model.ready(seq), want=stretch.want, on_row=stretch.take)
+    loop = DecodeLoop(seq, until, model.name, model.num_parameters)
+    if not loop.stopped_by:
+        work = QueuedOperation(await model.ready(seq), want=loop.want, on_row=loop.take)
         await model.batcher.submit(work)
-    return Decoded(stretch.segment, until.rules)
+    return Decoded(loop.segment, until.rules)
 
 
 @HANDLERS.of(Expand)

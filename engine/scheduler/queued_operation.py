@@ -46,7 +46,7 @@ class QueuedOperation:
         traced: cached length at their end.
         cached_rows: rows of the block that are cached, as of the last `refresh`.
         remaining: tokens still to feed, as of the last `refresh`.
-        order: place in the order of submission, or of the last token of a stretch.
+        order: place in the order of submission; in a decode loop, of its last token.
         overtaken: operations submitted after it that started before it.
         span: what it is part of, of a traced request.
     """
