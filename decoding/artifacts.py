@@ -49,6 +49,8 @@ class Artifact:
         settings: everything but the weights that the part, or a reader, must know; plain JSON values.
         models: digest of each model it belongs to, by role.
         tensors: the weights, by name.
+        networks: what was built of the weights, by class: one object for all requests, as actors keep every network
+            that they are sent.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Artifact:
     settings: dict[str, Any]
     models: dict[str, str]
     tensors: dict[str, torch.Tensor]
+    networks: dict[type, torch.nn.Module] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def save(self, path: Path) -> None:
         """Write the file under a temporary name and rename it: readers never see a partial file, and none is left over.

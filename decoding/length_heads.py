@@ -17,11 +17,14 @@ class Head(nn.Module):
 
     @classmethod
     def of(cls, artifact: Artifact) -> Self:
-        """The network an artifact holds; weights are shared with it, not copied."""
-        with torch.device("meta"):
-            head = cls(**artifact.settings["head"])
-        head.load_state_dict(artifact.tensors, assign=True)
-        return head.requires_grad_(False).eval()
+        """Return the network an artifact holds, the same one each time; its weights are the artifact's own."""
+        head = artifact.networks.get(cls)
+        if not isinstance(head, cls):
+            with torch.device("meta"):
+                head = cls(**artifact.settings["head"])
+            head.load_state_dict(artifact.tensors, assign=True)
+            artifact.networks[cls] = head.requires_grad_(False).eval()
+        return head
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from decoding.artifacts import Artifact, ArtifactName
 from decoding.length_heads import AcceptanceHead
 from decoding.lengths._trained import TrainedLength, TrainedParams
-from decoding.lengths.base import Depth, Round, Step
+from decoding.lengths.base import Depth, Step
 from decoding.model import Readout, ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.tree import DraftTree
@@ -50,14 +50,13 @@ class SpecDecPlusPlusLength(TrainedLength):
     def use(self, artifact: Artifact) -> None:
         """See `TrainedLength.use`."""
         self._head = AcceptanceHead.of(artifact)
-
-    def before_round(self, round: Round) -> int:
-        """As deep as allowed."""
+        self._root: Readout | None = None  # the row at the end of the sequence, one for each round
         self._known: dict[int, tuple[Readout, float]] = {}
-        return super().before_round(round)
 
     def continues(self, path: Path[Step]) -> bool:
         """Return whether all tokens but the last are still likely to be accepted together."""
+        if path[0].row is not self._root:
+            self._root, self._known = path[0].row, {}
         accepted = 1.0
         for step in path[1:]:  # a step's row was read at the token before it; the first one's is the sequence's last
             accepted *= self._acceptance(step.row)
@@ -67,7 +66,7 @@ class SpecDecPlusPlusLength(TrainedLength):
         """Trained beforehand: nothing to learn."""
 
     def _acceptance(self, row: Readout) -> float:
-        """The head's reading of a row, made once a round; rows are kept so that none takes another's identity."""
+        """Return the head's reading of a row, made once a round; rows are kept until its end, for their identity."""
         known = self._known.get(id(row))
         if known is None:
             known = self._known[id(row)] = (row, self._head.probability(row.hidden[LAST]))

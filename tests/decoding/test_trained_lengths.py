@@ -1,6 +1,7 @@
 """Length policies with trained heads: when they stop, and whom they refuse."""
 
 import math
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,26 @@ def test_specdecpp_runs_its_head_once_a_token(tmp_path, monkeypatch):
     policy, most = ready(SpecDecPlusPlusLength(), stored("specdecpp", always(0.999)), tmp_path)
     assert drafted(policy, most, states(20)) == 20
     assert len(calls) == 19
+
+
+def test_specdecpp_keeps_the_rows_of_one_round(tmp_path):
+    """Next to a remote model `before_round`, which is the caller's, never runs on the copy that is asked."""
+    policy, most = ready(SpecDecPlusPlusLength(), stored("specdecpp", always(0.999)), tmp_path)
+    copy = pickle.loads(pickle.dumps(policy))
+    for _ in range(5):
+        assert drafted(copy, most, states(8)) == most
+        assert len(copy._known) == 7
+
+
+@pytest.mark.parametrize("make", [SpecDecPlusPlusLength, DiscoLength])
+def test_all_requests_share_the_network_of_an_artifact(tmp_path, make):
+    """An actor keeps every network that it was sent: one for each request would fill its memory."""
+    head = always(0.9) if make is SpecDecPlusPlusLength else ContinueHead(2, 1)
+    pool = models(stored(make.name, head, threshold=0.5, most=8), tmp_path)
+    policies = [make(), make()]
+    for policy in policies:
+        policy.check(pool)
+    assert policies[0]._head is policies[1]._head
 
 
 def test_blocks_are_residual_and_shared_only_where_asked():
