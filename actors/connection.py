@@ -340,13 +340,14 @@ class ActorConnection:
             add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts)
         value: Any = None
         tokens = tuple(unpack_tokens(grown.tokens))
-        states = {place: self._sender.receive(parts[place], state) for place, state in grown.states}
+        waited_for = self._calls.pop(call, None) is not None
+        given = grown.states if waited_for else ()  # else copies may have been sent anew meanwhile
+        states = {place: self._sender.receive(parts[place], state) for place, state in given}
         if kind == ReplyKind.DONE:  # also where nobody waits: the tensors it names must be dropped
             value = unpack_result(call.op, packed, self._exchange.handles, tokens, states)
             if known is not None:
                 keep(known.kept, number, call.op.kept(value))
         interrupted = kind == ReplyKind.FAILED and isinstance(packed, Interrupted)
-        waited_for = self._calls.pop(call, None) is not None
         if waited_for and (interrupted or call.future.done()):
             self._disown(call, parts)
         if call.future.done():

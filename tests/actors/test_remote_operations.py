@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from actors.protocol import PendingCall
 from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
@@ -154,6 +155,31 @@ async def test_what_speculation_carries_stays_and_its_new_state_is_in_the_result
         model.release(seq)
     assert results[0] == results[1]
     assert len(drafter.memory) == 1000, "what the drafter keeps next to its model does not come back"
+
+
+class WrittenDrafter(ModelChainDrafter):
+    """Proposes what its caller has written, and counts deep drafts there."""
+
+    changing = ("after",)
+
+    async def propose(self, model: Any, seq: Sequence, room: DraftBudget, length: Any) -> DraftTree:
+        if room.depth > 1:
+            self.after = (*self.after, 7)
+        return DraftTree.chain(list(self.after), model.name)
+
+
+async def test_the_reply_of_a_cancelled_call_says_nothing_of_the_copy_sent_after_it(remote: RemotePool) -> None:
+    model, seq, drafter, length = remote.members["large"], sequence(), WrittenDrafter(), FixedLength()
+    connection = remote.supervisors["large"].connection
+    assert connection is not None
+    cancelled, next_one = (PendingCall(Propose(drafter, DraftBudget(n, n), length), seq) for n in (2, 1))
+    connection.send(cancelled)
+    connection.cancel(cancelled)
+    connection.send(next_one)
+    assert not (await next_one.future).draft.tokens
+    drafter.after = (7,)
+    assert (await model.propose(seq, drafter, DraftBudget(1, 1), length)).tokens == (7,)
+    model.release(seq)
 
 
 async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:
