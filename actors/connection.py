@@ -88,7 +88,7 @@ class ConnectionGroup:
         self.connections.pop((connection.owner, connection.life), None)
 
     def ship(self, handles: list[TensorHandle], to: ActorConnection) -> list[tuple[int, int, list[Any]]]:
-        """Have tensors sent to an actor, in the order in which it is told of them.
+        """Have tensors sent to an actor, in the order of the calls that need them.
 
         Returns:
             For each sender: its rank, the ticket, and (key, shape, dtype) of its tensors.
@@ -139,7 +139,7 @@ class ActorConnection:
         lost: set when nothing can come any more; calls without an answer stay open, to be sent to another life.
         reason: why, where an error was raised.
         blameless: it is given up because of this process or of Ray's store, whatever it was working on.
-        abandoned_ended: called when an operation that nobody waited for any more has ended there.
+        abandoned_ended: called when a cancelled operation has ended there.
         last_heard: when the last reply came, by `time.monotonic`.
         load: the last sign of life; None before the first.
     """
@@ -172,7 +172,7 @@ class ActorConnection:
 
     @property
     def in_flight(self) -> list[PendingCall]:
-        """Calls without an answer yet, those that nobody waits for any more included."""
+        """Return the calls without an answer yet, cancelled ones included."""
         return [call for call, _ in self._sent.values()]
 
     @property
@@ -222,7 +222,7 @@ class ActorConnection:
         return number, message, packer.parts
 
     def cancel(self, call: PendingCall) -> None:
-        """Nobody waits for a call any more: end it there. What it cost is still counted."""
+        """Cancel a call, also on the actor. What it cost is still counted."""
         call.future.cancel()
         number = self._calls.pop(call, None)
         if number is not None:
@@ -343,7 +343,7 @@ class ActorConnection:
         waited_for = self._calls.pop(call, None) is not None
         given = grown.states if waited_for else ()  # else copies may have been sent anew meanwhile
         states = {place: self._sender.receive(parts[place], state) for place, state in given}
-        if kind == ReplyKind.DONE:  # also where nobody waits: the tensors it names must be dropped
+        if kind == ReplyKind.DONE:  # also if it was cancelled: the tensors it names must be dropped
             value = unpack_result(call.op, packed, self._exchange.handles, tokens, states)
             if known is not None:
                 keep(known.kept, number, call.op.kept(value))

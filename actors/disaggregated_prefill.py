@@ -77,7 +77,7 @@ class PromptMover:
         await asyncio.wait([task])
 
     def correct(self, seq: Sequence) -> None:
-        """Count as cached and as fetched what nobody computed for this sequence, and nothing that was moved."""
+        """Count as cached and as fetched only what no model computed for this sequence, without what was moved."""
         found = self._cached.get(seq)
         if found is not None:
             meter = seq.meter.of(self._decode.name, self._decode.num_parameters)
@@ -128,14 +128,14 @@ class PromptMover:
         prefill, given = self._prefills[index], len(seq) - 1 - held
         self._given[index] += given
         try:
-            async with asyncio.timeout(_patience_s(prefill, held, self._given[index])):  # others are before it
+            async with asyncio.timeout(_wait_limit_s(prefill, held, self._given[index])):  # others are before it
                 kv = await _while_it_lives(prefill, _computed(prefill, seq, held))
         finally:
             self._given[index] -= given
             prefill.release(seq)
         meter = seq.meter.of(prefill.name, prefill.num_parameters)
         found = _Found(meter.cached_tokens, meter.fetched_tokens)
-        async with asyncio.timeout(_patience_s(self._decode, held, given)):
+        async with asyncio.timeout(_wait_limit_s(self._decode, held, given)):
             now = await self._decode.do(seq, ImportKV(held, kv))
         self.moved += 1
         self.tokens += max(now - held, 0)
@@ -206,8 +206,8 @@ class DisaggregatedModel(WrappedModel, PoolMember):
         await asyncio.gather(*(member.close() for member in (self.inner, *self.prefills)))
 
 
-def _patience_s(member: RemoteModel, held: int, tokens: int) -> float:
-    """How long KV of so many tokens behind `held` others is waited for."""
+def _wait_limit_s(member: RemoteModel, held: int, tokens: int) -> float:
+    """Return how long to wait for the KV of `tokens` tokens that follow `held` others, in seconds."""
     return PATIENCE_S + member.forward_seconds(tokens, tokens * (held + tokens // 2), 1)
 
 

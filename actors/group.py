@@ -21,7 +21,7 @@ REMEDY = "look at what it logs, or raise placement.join_timeout_s"
 
 
 class Member(Protocol):
-    """Somebody who belongs to the group; its place among the members is its rank."""
+    """Member of the group; its index among the members is its rank."""
 
     name: str
 
@@ -167,7 +167,7 @@ class Group:
                 else:
                     await asyncio.sleep(AGAIN_S)
                     self._changed.set()
-            except Exception as error:  # whoever waits must hear of it
+            except Exception as error:  # the waiting callers get it
                 log.exception("pool %s: forming a group failed", self._pool)
                 self._end(f"pool {self._pool!r}: forming a group failed: {type(error).__name__}: {error}")
             else:

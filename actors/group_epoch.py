@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-SEND_TIMEOUT_S = 60.0  # until a receiver that was told to has asked for what is sent to it
+SEND_TIMEOUT_S = 60.0  # until the receiver has asked for what is sent to it
 
 Outcome = list[torch.Tensor] | Exception
 

@@ -1,4 +1,4 @@
-"""Lives of actors: the processes of one member are started, told what to load, and ended, always all together."""
+"""Incarnations of a member: its processes are started, given what to load, and ended, always all together."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Incarnation:
         places: where they are, by rank.
         card: what the leader said of itself.
         line: the way to the leader.
-        following: refs that end when a rank beside the first ends.
+        following: refs that end when a rank other than the first ends.
     """
 
     number: int

@@ -78,7 +78,7 @@ class GlooLink:
         timeout_s: to connect to all.
 
     Raises:
-        RuntimeError: somebody could not be connected to.
+        RuntimeError: the connection to a member failed.
     """
 
     is_two_way: ClassVar[bool] = False

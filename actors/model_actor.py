@@ -36,7 +36,7 @@ class ModelActor:
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()
 
     async def hold_port(self) -> int:
-        """A TCP port of this node where `load` lets this actor's ranks meet; nobody else can take it until then."""
+        """Reserve a TCP port of this node, at which `load` lets this actor's ranks meet."""
         self._listener = listen(ray.util.get_node_ip_address())
         port: int = self._listener.getsockname()[1]
         return port

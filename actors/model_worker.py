@@ -110,7 +110,7 @@ class ModelWorker:
 
         Args:
             number: counted from 0.
-            blob: a pickled list of tuples, see `wire.RequestKind`.
+            blob: a pickled list of tuples, see `protocol.RequestKind`.
         """
         self._held[number] = blob
         async with self._applying:

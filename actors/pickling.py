@@ -27,7 +27,7 @@ from turnout.errors import Interrupted
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class TensorHandle:
-    """Stands on the coordinator for a tensor that lies on an actor's store; the store drops it when nobody has this.
+    """Stands on the coordinator for a tensor that lies on an actor's store; the store drops it when this is garbage.
 
     It goes to actors through `dumps_call` only, and copies are the handle itself.
 
@@ -76,7 +76,7 @@ class Handles:
 
     def __init__(self, notify: Callable[[], None] | None = None) -> None:
         self._notify = notify
-        self._told = False
+        self._notified = False
         self._fallen: deque[Key] = deque()
         self._dropped: dict[tuple[int, int], list[int]] = {}
 
@@ -88,18 +88,18 @@ class Handles:
 
     def _fall(self, key: Key) -> None:
         self._fallen.append(key)
-        if not self._told and self._notify is not None:
-            self._told = True
+        if not self._notified and self._notify is not None:
+            self._notified = True
             self._notify()
 
     def _sort(self) -> None:
-        self._told = False  # before the look: what falls from now on is told again
+        self._notified = False  # before the look: what falls from now on notifies again
         while self._fallen:
             key = self._fallen.popleft()
             self._dropped.setdefault((key.owner, key.life), []).append(key.id)
 
     def take_dropped(self, owner: int, life: int) -> list[int]:
-        """Ids on this life's store that nobody can name any more, each once; those of earlier lives are forgotten."""
+        """Return ids on this life's store without a handle, each once; those of earlier lives are forgotten."""
         self._sort()
         ids = self._dropped.pop((owner, life), [])
         for other in [each for each in self._dropped if each[0] == owner and each[1] < life]:

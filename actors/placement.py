@@ -81,7 +81,7 @@ def strategy(pool: PoolConfig) -> str:
 
 
 def options(slot: Slot, pool: PoolConfig, config: TurnoutConfig, group: PlacementGroup) -> dict[str, Any]:
-    """For `ray.remote`: an actor in its bundle that Ray never restarts: a new one is started, which is told all."""
+    """Return options for `ray.remote`: the actor's bundle; Ray never restarts it, `Launcher` starts a new one."""
     wanted = _bundle(slot, pool, config.models[slot.model])
     return {
         "num_cpus": wanted.pop("CPU"),

@@ -173,7 +173,7 @@ class ActorPool(Pool):
             raise Interrupted(self._group.over)
 
     def stats(self) -> PoolStats:
-        """What the pool holds, as its actors last told; those that only compute prompts are members too."""
+        """Return what the pool holds, as its actors last reported; those that only compute prompts are members too."""
         held = super().stats()
         more = [
             prefill.stats()

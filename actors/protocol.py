@@ -30,7 +30,7 @@ HEARTBEAT_S = 1.0  # an actor that has nothing to say says so this often
 
 KINDS = tuple(TokenKind)
 FINISHES = (None, *FinishReason)
-# Counts of a meter as they are now; all others are told as what was added.
+# Counts of a meter as they are now; all others travel as what was added.
 ABSOLUTE = ("cached_tokens", "fetched_tokens")
 # `Sequence.append` counts generated tokens, here and there.
 COUNTED = tuple(f.name for f in fields(ModelMeter) if f.name not in ("num_parameters", "generated_tokens", *ABSOLUTE))
@@ -44,8 +44,8 @@ class RequestKind(IntEnum):
     FORK = 2  # sequence, twin, seed
     RELEASE = 3  # sequence
     CONSTANT = 4  # number, bytes: a value that later messages name by its number
-    FORGET = 5  # numbers of parts that nobody has any more
-    DROP = 6  # ids of tensors on the store that nobody has any more
+    FORGET = 5  # numbers of components that are garbage at the coordinator
+    DROP = 6  # ids of tensors on the store without a handle
     SHIP = 7  # ids, rank, ticket: send tensors of the store to another actor
     PARTS = 8  # what travelled with a call that could not be sent after all
     DEPARTED = 9  # a tenant whose texts nothing is to be known of any more
@@ -254,7 +254,7 @@ class Update(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """What came of an operation beside its result.
+    """Effects of an operation apart from its result.
 
     Attributes:
         tokens: what the replica appended during it, packed; empty for operations that append nothing.

@@ -1,4 +1,4 @@
-"""Who may have ended a process: what was at work when it died runs alone until it is cleared, or found guilty."""
+"""Quarantine of requests that may have killed a process: they are retried one at a time until cleared or failed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")
 
 
 class Quarantine(Generic[K]):
-    """Work that was under way when a process died. Knows nothing of processes: it is told, and asked.
+    """Bookkeeping of work that was in flight when a process died; its caller reports deaths and completions.
 
-    Whatever was at work is suspect, and runs alone: one after the other, and nothing beside it, until it has completed
-    once. A process that dies while one suspect runs alone proves it guilty if that process had completed other work
-    before, or if the suspect was alone when another process died; otherwise the process may be at fault, or who ends
-    it from outside. So work that ends its process does so at most three times; the others are late.
+    Work that was in flight is quarantined: it runs alone, one item at a time, until it has completed once. If a process
+    dies while one quarantined item runs alone, that item is poisoned if the process had completed other work before, or
+    if the item was alone when another process died; otherwise the process, or something that killed it from outside,
+    may be at fault. So poisoned work kills at most three processes; other work is only delayed.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Quarantine(Generic[K]):
             place: which process it was.
 
         Returns:
-            The guilty, which is no longer suspect, and where the processes were; empty where nobody is found out.
+            The poisoned item, which leaves the quarantine, and where the processes were; empty if none is identified.
         """
         sound, self._sound = self._sound, False
         if len(at_work) == 1:
@@ -57,7 +57,7 @@ class Quarantine(Generic[K]):
         return {}
 
     def done(self, work: K) -> None:
-        """It has completed, or nobody wants it any more."""
+        """Release work that has completed or was given up."""
         self._quarantine.pop(work, None)
         self._tried.discard(work)
 
@@ -79,8 +79,8 @@ class Quarantine(Generic[K]):
         return not self._quarantine or (work in self._quarantine and not at_work)
 
 
-def blamed(request: str, places: tuple[str, ...]) -> TurnoutError:
-    """What the guilty is told: INTERNAL, so that nobody tries it once more."""
+def poison_request_error(request: str, places: tuple[str, ...]) -> TurnoutError:
+    """Return the error of a poisoned request: INTERNAL, so that no client retries it."""
     named = f"request {request!r}" if request else "a request"
     message = (
         f"{named} ended {len(places)} processes in a row ({', then '.join(places)}) and is not tried again;"

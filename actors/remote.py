@@ -25,10 +25,10 @@ class RemoteModel(PoolMember):
 
     Every operation is one message there and one back, however many tokens or forwards it takes. The sequence given is
     the truth: what the actor lacks of it comes with each message, and what the actor appends is appended to it when
-    the reply comes, so an actor that dies loses nothing but time. Drafters, rules and policies given stay beside the
-    model between calls; what changes of them comes back. Tensors of drafts and verdicts stay there too.
+    the reply comes, so an actor that dies loses nothing but time. Copies of drafters, rules and policies stay next to
+    the model between calls; their new state comes back. Tensors of drafts and verdicts stay there too.
 
-    Load, step times and statistics are as the actor last told, at most about a second ago.
+    Load, step times and statistics are as the actor last reported, at most about a second ago.
 
     Args:
         name: what requests and meters call it.
@@ -64,12 +64,12 @@ class RemoteModel(PoolMember):
                 del self._busy[seq]
 
     def embed(self, tokens: list[int]) -> NoReturn:
-        """There are no weights here: only parts that run beside the model may ask for its embeddings.
+        """Refuse: there are no weights here; only components that run next to the model may ask for its embeddings.
 
         Raises:
             TurnoutError: INTERNAL.
         """
-        message = f"the embeddings of {self.name} are beside the model, at {self.supervisor.card.place}"
+        message = f"the embeddings of {self.name} are next to the model, at {self.supervisor.card.place}"
         raise TurnoutError(Code.INTERNAL, message)
 
     def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:

@@ -22,7 +22,7 @@ from decoding.state import is_constant, load_state, state_of
 class Constants:
     """Values that are sent once to each incarnation of an actor and named by number from then on: heads, wants.
 
-    One for all members of a replica. Weights are told apart by identity, everything else by value.
+    One for all members of a replica. Weights are identified by object, everything else by value.
     """
 
     MOST = 4096
@@ -34,7 +34,7 @@ class Constants:
         self._blobs: dict[int, Callable[[], bytes]] = {}
 
     def module(self, module: Any) -> int:
-        """Return the number of a network, or of another value told apart by identity."""
+        """Return the number of a network, or of another value identified by object."""
         number = self._modules.get(module)
         if number is None:
             number = self._modules[module] = next(self._numbers)

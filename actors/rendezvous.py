@@ -31,12 +31,12 @@ def reach_store(address: str, port: int, generation: int, timeout_s: float) -> T
     """Connect to the store that another member has opened.
 
     Raises:
-        TurnoutError: UNAVAILABLE, nobody answers there.
+        TurnoutError: UNAVAILABLE: no process answers there.
     """
     deadline = time.monotonic() + timeout_s
     try:
-        # The store is open before anybody is told of it, so who refuses will go on refusing; torch's client would
-        # try again, and sleep past the deadline.
+        # The store is open before its address is passed on, so a refusal is final; torch's client would try again,
+        # and sleep past the deadline.
         socket.create_connection((address, port), timeout_s).close()
         left_s = max(deadline - time.monotonic(), SHORTEST_S)
         return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=left_s))
@@ -54,11 +54,11 @@ class Meeting:
 
     Args:
         store: where they meet.
-        generation: which one; nobody of another is met.
+        generation: which one; members of another do not meet here.
         rank: of this member.
         world: members.
         timeout_s: until all must be there, in each of the steps.
-        names: what the members are and where they run, by rank, for messages; empty: nobody has said.
+        names: what the members are and where they run, by rank, for messages; empty: unknown.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Meeting:
 
         Args:
             step: its name.
-            word: told to the others.
+            word: passed to the others.
 
         Returns:
             What each of them said, by rank.

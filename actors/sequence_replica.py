@@ -1,4 +1,4 @@
-"""A sequence on both sides of the wire: the replica beside a model, and what the coordinator knows of it.
+"""A sequence on both sides of the wire: the replica next to a model, and what the coordinator knows of it.
 
 The coordinator's sequence is the truth. Each operation brings what the replica lacks and how long it must be before, so
 that a message that was lost or came twice is an error and never a wrong token.
@@ -113,12 +113,12 @@ def keep(kept: OrderedDict[int, tuple[Any, ...]], number: int, things: tuple[Any
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A sequence beside its model.
+    """A sequence next to its model.
 
     Attributes:
         seq: what the model works on.
         ending: cancelled operations that have not ended yet.
-        told: counts of the meter that the coordinator has.
+        reported: counts of the meter that the coordinator has.
         kept: drafts and readings by the number of the call that made them.
         fault: what failed in an operation without an answer; the next one fails with it.
         making: compiles what the answer must fit; shared with twins. None: nothing is to be waited for.
@@ -126,7 +126,7 @@ class Replica:
 
     seq: Sequence
     ending: set[asyncio.Task[None]] = field(default_factory=set)
-    told: list[float] = field(default_factory=lambda: [0] * len(COUNTED))
+    reported: list[float] = field(default_factory=lambda: [0] * len(COUNTED))
     kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
     fault: Exception | None = None
     making: asyncio.Task[Constraint] | None = None
@@ -148,8 +148,8 @@ class Replica:
         if meter is None:
             return ()
         now = [getattr(meter, count) for count in COUNTED]
-        added = [count - told for count, told in zip(now, self.told, strict=True)]
-        self.told = now
+        added = [count - before for count, before in zip(now, self.reported, strict=True)]
+        self.reported = now
         return trimmed([*(getattr(meter, count) for count in ABSOLUTE), *added]) or (0,)
 
 
@@ -223,7 +223,7 @@ class Replicas:
         structure = update.sampling.structure if bound else None
         seq.constraint, replica.making = None, None
         if structure is not None:
-            # Beside the loop, and not before the next message is taken: others do not wait for it.
+            # In a task of its own: messages for other sequences do not wait for it.
             replica.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
         seq.finish_reason = None
         return replica

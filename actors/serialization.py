@@ -42,7 +42,7 @@ def pickled(messages: list[Message], to: str) -> tuple[bytes, list[tuple[Message
 
 
 def not_sent(size: int, to: str, error: Exception) -> TurnoutError:
-    """What the calls of a post are told that this process could not hand to Ray.
+    """Return the error of the calls in a post that this process could not hand to Ray.
 
     Args:
         size: of the post, bytes.

@@ -15,7 +15,7 @@ from actors.group import Group
 from actors.group_epoch import GroupBroken
 from actors.incarnation import Incarnation, failure_of
 from actors.protocol import ModelCard, PendingCall
-from actors.quarantine import REQUEST, Quarantine, blamed
+from actors.quarantine import REQUEST, Quarantine, poison_request_error
 from turnout.cluster_config import PlacementConfig
 from turnout.errors import Code, Interrupted, TurnoutError
 
@@ -55,7 +55,7 @@ class Supervisor:
     """One member of a pool, through all its lives. Implements `actors.protocol.Supervisor`.
 
     A call is known here until it has its answer: what an actor had not answered when it ended goes to the next life.
-    Whatever was under way when an actor ended is suspect: see `Quarantine`.
+    Whatever was under way when an actor ended is quarantined: see `Quarantine`.
 
     Args:
         launcher: starts its processes.
@@ -186,7 +186,7 @@ class Supervisor:
                 self._offer(call)
 
     def _go_on(self) -> None:
-        """An operation that nobody waited for has ended: others may go now."""
+        """Send calls that were held back, as an operation has ended."""
         if self._held_back:
             self._offer_all()
 
@@ -231,7 +231,7 @@ class Supervisor:
                 self._end(f"{self.name} did not start again in {self._placement.start_timeout_s:g} s ({reason})")
             except TurnoutError as error:
                 self._end(error.message)
-            except Exception as error:  # whoever waits must hear of it
+            except Exception as error:  # the waiting callers get it
                 log.exception("starting %s again failed", self.name)
                 self._end(f"{self.name} could not be started again: {type(error).__name__}: {error}")
 
@@ -247,10 +247,10 @@ class Supervisor:
         self._sent.clear()
         if connection is None or connection.blameless:
             return
-        at_work = connection.in_flight  # also what nobody waits for any more
+        at_work = connection.in_flight  # cancelled calls included
         for call, places in self._quarantine.died(at_work, self.place).items():
             if not call.future.done():
-                call.future.set_exception(blamed(self._calls[call], places))
+                call.future.set_exception(poison_request_error(self._calls[call], places))
         for call in at_work:
             if call not in self._calls:  # it is not sent again, and so can never be cleared
                 self._quarantine.done(call)
@@ -287,7 +287,7 @@ class Supervisor:
         return False
 
     def _end(self, why: str, code: Code | None = None) -> None:
-        """There will be no other life: whoever waits is told."""
+        """Fail all waiting calls: there will be no other life."""
         if self.over is not None:
             return
         self.over = why
@@ -323,8 +323,8 @@ class _Restarts:
 async def watched(connection: ActorConnection, life: Incarnation, placement: PlacementConfig) -> str:
     """Wait until a life is lost.
 
-    Silence is counted in time that this process was awake: one that was stopped itself blames nobody. A process whose
-    forward does not come to its end gives signs of life all the same: it says how long that has been running.
+    Silence is counted in time that this process was awake: if it was stopped itself, no actor is blamed. A process in
+    which a forward hangs gives signs of life all the same, with how long that forward has been running.
 
     Returns:
         How it was noticed.

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 class TensorStore:
     """Tensors of one life of one actor, until the coordinator drops them. Used from one event loop.
 
-    They are not copied: whoever puts one there changes it no more.
+    They are not copied: the caller must not change one that it has put there.
 
     Args:
         owner: number of the actor.

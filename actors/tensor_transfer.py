@@ -59,7 +59,7 @@ class TensorEndpoint:
             ticket: names the transfer; the group's generation stands in the bits above the lowest 32.
         """
         if ticket >> 32 != self._transport.generation:
-            return  # who waits for it is told the same
+            return  # the receiver finds the same
         try:
             tensors = [self._store.find(self._store.key(number)) for number in ids]
         except TurnoutError:
@@ -78,7 +78,7 @@ class TensorEndpoint:
             metas: key, shape and dtype of each tensor.
 
         Raises:
-            GroupBroken: the sender is gone, or was told to send in another generation of the group.
+            GroupBroken: the sender is gone, or sends in another generation of the group.
             Interrupted: it has them no longer.
         """
         coming: Awaitable[list[torch.Tensor]] | None = None

@@ -1,4 +1,4 @@
-"""Tensors from actor to actor: a torch.distributed group of a replica's actors, beside their calls over Ray.
+"""Tensors from actor to actor: a torch.distributed group of a replica's actors, next to their calls over Ray.
 
 The group is no default group (tensor parallelism has that one). Its members meet in a store that one of them opens,
 for one generation; when a member is replaced, all meet again in another store, and the old connections are closed.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 __all__ = ["GroupBroken", "Transport"]
 
-GRACE_S = 2.0  # for threads to notice what they are told
+GRACE_S = 2.0  # for threads to notice that they are to end
 
 
 class Transport:
@@ -189,8 +189,8 @@ class Transport:
         store = self._store if mine else reach_store(address, port, generation, timeout_s)
         assert store is not None
         meeting = Meeting(store, generation, rank, world, timeout_s, names)
-        told = meeting.reach("present", json.dumps([f"{self._address}, pid {os.getpid()}", gpu_of(self._device)]))
-        members, gpus = zip(*map(json.loads, told), strict=True)
+        reported = meeting.reach("present", json.dumps([f"{self._address}, pid {os.getpid()}", gpu_of(self._device)]))
+        members, gpus = zip(*map(json.loads, reported), strict=True)
         try:
             link = self._linked(meeting, between_gpus(gpus))
         except RuntimeError as error:
@@ -225,7 +225,7 @@ def between_gpus(gpus: Sequence[str]) -> bool:
 
 
 def _started(work: Callable[[], T]) -> Future[T]:
-    """Run on a thread of its own, which ends nobody's exit."""
+    """Run on a daemon thread of its own."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -239,15 +239,15 @@ def _started(work: Callable[[], T]) -> Future[T]:
 
 
 def _close_late(meeting: Future[GroupEpoch]) -> None:
-    """A generation that nobody waits for any more ends as soon as it is there."""
+    """Close a generation that came too late."""
     with suppress(Exception):  # the meeting failed
         late = meeting.result()
-        late.fail("nobody waited for it any more")
+        late.fail("its caller no longer waited for it")
         late.close(GRACE_S)
 
 
 class _Arrival:
-    """Somebody on the event loop waits for tensors; who is cancelled leaves the transfer be.
+    """Wait of the event loop for tensors; cancelling it does not cancel the transfer.
 
     Args:
         generation: brings them.
@@ -290,6 +290,6 @@ def _refused(reason: str) -> asyncio.Future[list[torch.Tensor]]:
 
 
 def _look(done: asyncio.Future[Any]) -> None:
-    """An exception that nobody waits for is nobody's concern."""
+    """Retrieve the exception, so that asyncio does not log it as unretrieved."""
     if not done.cancelled():
         done.exception()

@@ -264,7 +264,7 @@ async def test_whatever_fails_the_prompt_is_computed(trio: Trio, fault: Exceptio
 async def test_kv_that_does_not_come_is_not_waited_for(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the import is given up: the prefill before it has all the time it needs.
     monkeypatch.setattr(
-        "actors.disaggregated_prefill._patience_s", lambda member, *_: 0.5 if member is trio.decode else 60.0
+        "actors.disaggregated_prefill._wait_limit_s", lambda member, *_: 0.5 if member is trio.decode else 60.0
     )
     seq, cancelled = sequence(), asyncio.Event()
 

@@ -255,8 +255,8 @@ async def test_an_error_there_is_the_same_error_here(remote: RemotePool) -> None
     model.release(seq)
 
 
-async def test_embeddings_are_beside_the_model(remote: RemotePool) -> None:
-    with pytest.raises(TurnoutError, match="beside the model"):
+async def test_embeddings_are_next_to_the_model(remote: RemotePool) -> None:
+    with pytest.raises(TurnoutError, match="next to the model"):
         remote.members["large"].embed([1])
 
 
