@@ -86,7 +86,7 @@ async def pools(actors_config: TurnoutConfig) -> AsyncIterator[tuple[LocalPool, 
 
 
 @pytest.fixture
-def low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def waits_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine KV may come late. A test in which it is given up sets its own limit."""
     monkeypatch.setattr("actors.disaggregated_prefill.PATIENCE_S", 60.0)
 

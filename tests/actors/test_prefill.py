@@ -22,7 +22,7 @@ from training.random_models import llama_config, random_model
 from turnout.errors import Interrupted
 from turnout.types import SamplingParams
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = pytest.mark.usefixtures("waits_for_kv")
 
 BLOCK = 8
 LEAST = 32

@@ -26,7 +26,7 @@ from tests.engine.harness import Reply, ask
 from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = pytest.mark.usefixtures("waits_for_kv")
 
 LEAST = 24
 PROMPT = [7 * i % 250 for i in range(1, 90)]

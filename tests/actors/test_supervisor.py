@@ -284,7 +284,7 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
         PendingCall(Decode(StopCondition(max_tokens=count)), Sequence([1, 2, index], sampling, 0))
         for index, count in enumerate((4000, 3))
     ]
-    given_up, low_priority = (asyncio.create_task(supervisor.submit(call)) for call in calls)
+    given_up, waiting = (asyncio.create_task(supervisor.submit(call)) for call in calls)
     await poll(lambda: len(supervisor._sent) == 2, "both are at work")
     supervisor._quarantine.died(calls, "before")
     pool.line().cut.set()
@@ -295,6 +295,6 @@ async def test_nobody_runs_beside_a_suspect_that_was_given_up_and_still_works(ne
     await asyncio.gather(given_up, return_exceptions=True)
     assert connection.in_flight == calls[:1], "it ends there later"
     assert calls[1] not in supervisor._sent
-    assert len((await low_priority).segment.tokens) == 3
+    assert len((await waiting).segment.tokens) == 3
     for call in calls:
         pool.members["large"].release(call.seq)
