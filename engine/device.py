@@ -158,7 +158,12 @@ class Device:
             await self._drain_arrivals()
             async with self.turn:
                 self._changed.clear()
-                ran = await self._next_step()
+                try:
+                    ran = await self._next_step()
+                except Exception as error:  # outside of any step: no method may wait for a loop that has ended
+                    ran = True
+                    for member in self.members:
+                        member.fail(error)
             if not any(member.num_waiting for member in self.members):
                 return
             if not ran:

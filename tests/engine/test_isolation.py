@@ -11,7 +11,7 @@ import pytest
 from decoding.sequence import Sequence as Tokens
 from engine.runner import Feed
 from pool.local_pool import LocalPool
-from tests.engine.harness import ask_all, call_of, random_prompts
+from tests.engine.harness import ask_all, call_of, random_prompts, until
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
@@ -97,3 +97,21 @@ async def test_who_is_released_while_the_others_are_tried_gives_its_blocks_back(
     assert [len(rows) for rows in (first, third)] == [1, 1]  # type: ignore[arg-type]
     for seq in (seqs[0], seqs[2]):
         model.release(seq)
+
+
+async def test_a_fault_between_two_steps_leaves_no_operation_waiting(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seq = pool.engines["large"], Tokens([5] * 9, SamplingParams(temperature=0.0), seed=0)
+
+    def fail(member: Any) -> bool:
+        raise RuntimeError("no such forecast")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.batcher.device, "is_delayed", fail)
+        reading = asyncio.create_task(model.extend(seq))
+        await until(lambda: not model.batcher.num_waiting and reading.done())
+    with pytest.raises(RuntimeError, match="no such forecast"):
+        await reading
+    assert len(await model.extend(seq)) == 1
+    model.release(seq)
