@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.pool.resuming import Client, finish, had, run
 
 import decoding.methods
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, call_of, until
+from tests.pool.resuming import Client, finish, had, run
 from turnout.calls import Chunk, Delivered, Usage
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
