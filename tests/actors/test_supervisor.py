@@ -245,7 +245,7 @@ async def test_exactly_the_poison_request_fails(near: Open, actors_config: Turno
     assert "pid 1000" in caught.value.message
     assert "pid 1001" in caught.value.message
     assert same(await asyncio.gather(*tasks), wanted)
-    assert pool.supervisors["large"].restarts == 2
+    assert pool.supervisors["large"].restarts in (2, 3)  # 3 where it was the first to run alone, see `Quarantine`
 
 
 async def test_poison_that_the_model_writes_itself_is_found_too(near: Open, actors_config: TurnoutConfig):

@@ -58,7 +58,7 @@ def test_unknown_parameters_are_refused_with_the_allowed_ones(name):
         ("entropy_adaptive", {"threshold": 1, "threshold_down": 2}, "", "threshold_down must be at most threshold"),
         ("random_switch", {"share": 0.1}, "", "below min_stay"),
         ("sentence_lead", {"catch_up": "never"}, "catch_up", "'lazy', 'eager' or 'shadow'"),
-        ("plain", {"model": "medium"}, "model", "'large' or 'small'"),
+        ("plain", {"model": "the medium one"}, "model", "pattern"),
     ],
 )
 def test_bad_values_are_refused_by_name(name, values, field, says):

@@ -321,7 +321,7 @@ async def test_an_answer_made_again_has_its_words_where_it_had_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"inner": "nothing"}, {"inner": {"name": "plain", "model": "huge"}}, {"monitor": "nobody"}]
+    "wrong", [{"inner": "nothing"}, {"inner": {"name": "plain", "model": 3}}, {"monitor": "nobody"}]
 )
 def test_what_does_not_exist_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(TurnoutError, match=r"method\.params\.(inner|monitor)"):

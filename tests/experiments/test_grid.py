@@ -268,7 +268,7 @@ def test_a_stop_rule_ends_a_cell_early_and_is_part_of_its_address(pair: Path, st
     ("changes", "said"),
     [
         ({"methods": [{"name": "nothing"}]}, "methods.0.name: 'nothing' is not known"),
-        ({"methods": [{"name": "plain", "params": {"model": "huge"}}]}, "methods.0.params.model"),
+        ({"methods": [{"name": "plain", "params": {"model": 3}}]}, "methods.0.params.model"),
         (
             {"methods": [{"name": "plain"}, {"name": "plain", "params": {"model": "small"}, "label": "plain"}]},
             "is there already",

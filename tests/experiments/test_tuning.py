@@ -159,7 +159,7 @@ async def test_a_target_that_nothing_meets_says_how_near_it_came(bench: Bench) -
 
 
 async def test_a_setting_the_method_refuses_costs_a_trial(bench: Bench) -> None:
-    tuner = Tuner(bench, ASKED, "plain", {}, {"model": Range(choices=("huge", "tiny"))})
+    tuner = Tuner(bench, ASKED, "plain", {}, {"model": Range(choices=("Huge", "Tiny"))})
     with pytest.raises(TurnoutError, match=r"no setting could be run: search\.model"):
         await tuner.search(Target(budget=1.0), trials=3)
 

@@ -152,7 +152,7 @@ def test_a_quality_beyond_the_curve_is_refused_with_what_can_be_reached(tmp_path
         ({"miss_weight": -1.0}, "greater than or equal to 0"),
         ({"large_share": 1.2}, "less than or equal to 1"),
         ({"small": {"method": "nobody"}}, "routing.policy.params.small.method.name: 'nobody' is not known"),
-        ({"large": {"method": {"name": "plain", "model": "tiny"}}}, "routing.policy.params.large.method"),
+        ({"large": {"method": {"name": "plain", "model": 3}}}, "routing.policy.params.large.method"),
     ],
 )
 def test_wrong_parameters_are_refused_with_their_field(params: dict, said: str):

@@ -205,8 +205,8 @@ async def test_limits_that_cannot_be_kept_are_refused(given: dict[str, Any], fie
             "routing.policy.params.arms.a.policy.default", "required",
         ),
         (
-            "static", {"default": {"method": {"name": "plain", "model": "huge"}}},
-            "routing.policy.params.default.method.model", "'large' or 'small'",
+            "static", {"default": {"method": {"name": "plain", "model": "Huge!"}}},
+            "routing.policy.params.default.method.model", "pattern",
         ),
         (
             "static", {"default": {"method": "plain"}, "rules": [{"when": {"pattern": "("}, "method": "plain"}]},
