@@ -109,6 +109,8 @@ def bounds(field: dict[str, Any], schema: dict[str, Any]) -> str:
     found = [text.format(field[key]) for key, text in BOUNDS.items() if key in field]
     if "enum" in field:
         found.append(", ".join(map(str, field["enum"])))
+    if "examples" in field:
+        found.append("such as " + ", ".join(map(str, field["examples"])))
     found += filter(None, (bounds(choice, schema) for choice in field.get("anyOf", ())))
     return ", ".join(found)
 

@@ -65,8 +65,18 @@ def _show_config(path: Path, as_json: bool) -> None:
         print_json(config.model_dump(mode="json", include={"models", "pools"}))
         return
     print_table(
-        ["pool", "small", "large", "default method", ">replicas"],
-        [[name, p.small, p.large, p.default.name, p.replicas] for name, p in config.pools.items()],
+        ["pool", "small", "large", "other roles", "default method", ">replicas"],
+        [
+            [
+                name,
+                p.small,
+                p.large,
+                ", ".join(f"{role}: {model}" for role, model in p.models.items()),
+                p.default.name,
+                p.replicas,
+            ]
+            for name, p in config.pools.items()
+        ],
     )
     print_table(
         ["model", "folder", "dtype", "device"],
