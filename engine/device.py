@@ -177,7 +177,13 @@ class Device:
             await asyncio.sleep(0)  # until a pass of the event loop brings no new operation
 
     async def _next_step(self) -> bool:
-        """Run the next step, of the model that asked first; False: none can run before something changes."""
+        """Run the next step, of the model that asked first; False: none can run before something changes.
+
+        A model yields to tenants of other models only while these models can run.
+        """
+        return await self._step_of_one(yielding=True) or await self._step_of_one(yielding=False)
+
+    async def _step_of_one(self, yielding: bool) -> bool:
         stuck: list[Batcher] = []
         while True:
             for member in self.members:
@@ -187,7 +193,7 @@ class Device:
                 return False
             member = self._ready.popleft()
             try:
-                ran = await member.step(self._state_for(member))
+                ran = await member.step(self._state_for(member, yielding))
             except Exception as error:
                 member.fail(error)
                 ran = True
@@ -198,14 +204,14 @@ class Device:
                 return True
             stuck.append(member)
 
-    def _state_for(self, member: Batcher) -> DeviceState:
+    def _state_for(self, member: Batcher, yielding: bool) -> DeviceState:
         others = [each for each in self.members if each is not member]
         low_priority = self.low_priority
         return DeviceState(
             low_priority=low_priority,
             has_interactive_work=self.clock() < self._interactive_at + RECENT_S,
             may_forgo=low_priority and self._has(low_priority=False),
-            tenants=frozenset().union(*(each.tenants() for each in others)),
+            tenants=frozenset().union(*(each.tenants() for each in others if yielding)),
             loads=tuple(each.load() for each in others),
             waited_s=self.spent_s - member.ran_until_s,
         )

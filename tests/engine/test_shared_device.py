@@ -1,4 +1,4 @@
-"""Closing one of the models that share a device: it is forgotten there, and the others go on."""
+"""Models that share a device: closing one, and one that cannot run, hold up none of the others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 from decoding.sequence import Sequence as Tokens
 from engine.model import EngineModel
 from engine.runner import Feed
+from engine.scheduler.policy import Policy
 from pool.local_pool import LocalPool
 from tests.engine.harness import until
 from turnout.types import SamplingParams
 
 
-def tokens() -> Tokens:
-    return Tokens([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=8), seed=0)
+def tokens(tenant: str = "default") -> Tokens:
+    return Tokens([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=8), seed=0, tenant=tenant)
 
 
 def held_up(model: EngineModel, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
@@ -70,5 +71,23 @@ async def test_a_model_that_is_closed_waits_for_no_answer_of_another(
     await decoding
     assert reading.cancelled()
     small.pool.release(taken)
+    small.release(stuck)
+    large.release(answered)
+
+
+async def test_a_model_yields_to_no_tenant_of_a_model_that_cannot_run(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "yields", lambda self, load, tenants, device: bool(device.tenants))
+    small, large = pool.engines["small"], pool.engines["large"]
+    taken = small.pool.allocate(small.pool.num_available)
+    stuck, answered = tokens("a"), tokens("b")
+    reading = asyncio.create_task(small.extend(stuck))
+    await until(lambda: small.batcher.stuck)
+    await large.decode(answered)  # what holds the memory of the small model may wait for this
+    assert not reading.done()
+    small.pool.release(taken)
+    small.batcher.device.notify()
+    await reading
     small.release(stuck)
     large.release(answered)
