@@ -31,7 +31,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-times bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-commits bench-times bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ bench: venv ## compare speed with other engines, and streaming through the serve
 	$(BIN)/python -m benchmarks.bench_peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_decode $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_serve $(BENCH_ARGS)
+
+bench-commits: venv ## this tree and the commit BASE in turns: decode, mixed requests, prefill (10 minutes)
+	$(BIN)/python -m benchmarks.bench_commits $(if $(BASE),--base $(BASE)) $(BENCH_ARGS)
 
 bench-times: venv ## measure how well step times are predicted, and what tenants can tell from times (an idle machine; 15 minutes)
 	$(BIN)/pytest -m bench --timeout 3600 $(PYTEST_ARGS)

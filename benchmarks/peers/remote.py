@@ -32,9 +32,10 @@ class RemotePeer:
         module: holds the peer, as a class `Engine`.
         python: interpreter of the environment the peer is installed in.
         threads: of the peer's numerical libraries.
+        root: tree whose code the worker runs.
     """
 
-    def __init__(self, module: str, python: Path, threads: int) -> None:
+    def __init__(self, module: str, python: Path, threads: int, root: Path = ROOT) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the worker runs)
         # The environment is set for the worker alone: OpenMP reads it before any Python runs.
         command = ["env", f"OMP_NUM_THREADS={threads}", str(python), "-m", "benchmarks.peers.worker", module]
@@ -43,7 +44,7 @@ class RemotePeer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=ROOT,
+            cwd=root,
             text=True,
             start_new_session=True,
         )
