@@ -41,6 +41,8 @@ class SpecDecPlusPlusLength(TrainedLength):
     params: SpecDecPlusPlusParams
     papers = (105,)
     want = ReadSpec(draw=None, hidden=frozenset({LAST}))
+    _root: Readout | None = None  # the row at the end of the sequence, one for each round
+    _known: dict[int, tuple[Readout, float]]  # of the round of `_root`
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:
@@ -50,8 +52,6 @@ class SpecDecPlusPlusLength(TrainedLength):
     def use(self, artifact: Artifact) -> None:
         """See `TrainedLength.use`."""
         self._head = AcceptanceHead.of(artifact)
-        self._root: Readout | None = None  # the row at the end of the sequence, one for each round
-        self._known: dict[int, tuple[Readout, float]] = {}
 
     def continues(self, path: Path[Step]) -> bool:
         """Return whether all tokens but the last are still likely to be accepted together."""

@@ -204,7 +204,7 @@ async def test_routing_is_timed_beside_the_same_requests_without_it(monkeypatch:
 
     monkeypatch.setattr(routed_walls, "answer", answered)
     monkeypatch.setattr(routed_walls, "PoolRouting", Routes)
-    pool = cast("LocalPool", SimpleNamespace(name="demo", pool=None, routing=None, engines={}))
+    pool = cast("LocalPool", SimpleNamespace(name="demo", model_pool=None, routing=None, engines={}))
     calls = [GenerateCall(str(number), "demo", SamplingParams(), prompt="?") for number in (1, 2)]
     found = await routed_cost(pool, "router", calls, 1, 2)
     assert asked == ["plain", "plain", "auto", "auto", "auto", "auto", "plain", "plain"]

@@ -342,7 +342,7 @@ def test_answers_of_another_pair_are_not_trained_on(run: Any, config: Path) -> N
     assert (result.code, result.out) == (1, "")
     assert f"outcomes: are answers of the small model with digest {'0' * 32}; the pool's has " in result.err
     assert not (config.parent / "artifacts").exists()
-    models = LocalPool.load("p", load_config(config)).pool
+    models = LocalPool.load("p", load_config(config)).model_pool
     write(outcomes, [{"models": {role: models.by_role(role).digest for role in ("small", "large")}}, *rows()])
     assert run(*arguments, "--epochs", "2").code == 0
     write(outcomes, [{"models": {"small": "0" * 32}}, *rows(), {"models": {"small": "1" * 32}}])

@@ -138,7 +138,7 @@ async def test_an_answer_that_differs_from_what_was_delivered_fails(pool: LocalP
             with pytest.raises(TurnoutError, match=f"token {place} is {ids[place]} and was {wrong[-1]}") as failed:
                 await finish(pool, call, Delivered(tuple(wrong), 0))
             assert failed.value.code is Code.INTERNAL
-            assert "with dtype float32, or a method that goes on from" in failed.value.message
+            assert "with dtype float32, or a method that continues from" in failed.value.message
 
 
 async def test_more_than_the_answer_cannot_have_been_delivered(pool: LocalPool) -> None:
