@@ -64,9 +64,9 @@ async def measure(options: argparse.Namespace) -> Report:
                     engine.setup(setup)
                 for work in WORK:
                     old, new = (Side(name, partial(turn, work, engine)) for name, engine in engines.items())
-                    case = {"model": shape, "work": work.name, "unit": work.unit}
+                    case = {"model": shape, "work": work.name}
                     rows.append(await compare(case, (old, new), options.rounds, Goal(options.least)))
-        report.comparisons("speed", rows, "")
+        report.comparisons("speed", rows, "tokens/s")
     return report
 
 
