@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)
 COUNTS = [pytest.param(24, id="24"), pytest.param(200, id="200", marks=pytest.mark.exactness)]
 AT_ONCE = 16
 # Small tensors go from actor to actor too, as those of large models do.
-HOST = "tests.actors.hosts:ShelvingHost"
+HOST = "tests.actors.hosts:StoringWorker"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
