@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from kvstore.base import StoreFault
@@ -24,7 +25,7 @@ SLACK_S = 0.002
 _CLOSED = "the server closed the connection"
 
 
-class Stream:
+class Stream(ABC):
     """Bytes to and from a server. One thread at a time, but for `shut`.
 
     Args:
@@ -34,25 +35,25 @@ class Stream:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
+    @abstractmethod
     def receive(self, view: memoryview, whole: bool, deadline: float) -> int:
         """Receive into `view` (bytes, writable): all of it, or (not whole) at least one byte; return the count.
 
         Raises:
             StoreFault: late, unreachable or broken; the stream cannot be used again.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, parts: Sequence[bytes | memoryview], deadline: float) -> None:
         """Send all parts, one after another.
 
         Raises:
             StoreFault: as in `receive`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def quiet(self) -> bool:
         """Tell whether it is open and nothing waits to be read: what must hold between two uses."""
-        raise NotImplementedError
 
     def shut(self) -> None:
         """Make a thread that waits on it stop waiting; from any thread."""

@@ -58,7 +58,7 @@ async def split(own_remote: RemotePool, actors_config: TurnoutConfig) -> AsyncIt
     host.transport = host._endpoint._transport = type(own_remote.hosts["large"].transport)(own_remote.board, 2)  # type: ignore
     supervisor = OneIncarnation(card, own_remote.exchange, 2)
     supervisor.open(DirectChannel(host))
-    large = DisaggregatedModel(own_remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore
+    large = DisaggregatedModel(own_remote.members["large"], (RemoteModel("large", supervisor),), LEAST)  # type: ignore[arg-type]
     own_remote.members = {**own_remote.members, "large": large}
     own_remote.model_pool.models["large"] = large
     own_remote.hosts["prefill"] = host
