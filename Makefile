@@ -31,7 +31,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-commits bench-times bench-load bench-long-context bench-ead bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo serve train-demo train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ bench-long-context: venv ## measure first token and memory against the prompt's 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed prompts: accuracy, cost, time (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_ead $(BENCH_ARGS)
 
+bench-worksheets: venv ## measure entropy_adaptive on answers of some hundred tokens, with the pair of train-worksheets (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m benchmarks.bench_worksheets $(BENCH_ARGS)
+
 bench-ead-ablation: venv ## measure what window, minimum stay and effect of entropy_adaptive are worth
 	$(BIN)/python -m benchmarks.ead_ablation $(BENCH_ARGS)
 
@@ -226,6 +229,11 @@ train-demo: venv ## train the demo model pair anew (hours on 2 cores; TRAIN_ARGS
 	$(BIN)/python -m training.export_demo --large $(LARGE)
 	$(BIN)/python -m training.evaluate_demo
 	$(BIN)/python -m training.model_card
+
+train-worksheets: venv ## continue the demo pair on worksheets, as a second pair in .runs/worksheets (an hour on 2 cores)
+	for model in small large; do \
+		$(BIN)/python -m training.train_demo --model $$model-worksheets --export .runs/worksheets/$$model $(TRAIN_ARGS) || exit; \
+	done
 
 train-heads: venv ## train anew what goes with the demo pair: draft heads, exits, length predictors, a judge of steps (half an hour on 2 cores)
 	for kind in medusa redrafter kangaroo eesd disco specdecpp reward_model; do \

@@ -33,7 +33,7 @@ from benchmarks.switching_arms import (
     random_line,
 )
 from experiments.machine import describe
-from experiments.stats.intervals import Floats, Interval, bootstrap_mean, wilson
+from experiments.stats.intervals import Floats, Interval, bootstrap_mean
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
 
@@ -223,7 +223,7 @@ def summarise(results: list[ArmResult], setting: Setting) -> list[Line]:
         lines.append(
             Line(
                 name=result.arm.name,
-                accuracy=wilson(int(correct.sum()), len(correct)),
+                accuracy=result.accuracy,
                 retention=float(correct.mean() / large.correct.mean()),
                 large_share=result.large_share,
                 large_kept_share=result.large_kept_share,
@@ -240,14 +240,21 @@ def summarise(results: list[ArmResult], setting: Setting) -> list[Line]:
     return lines
 
 
-def page(kinds: list[Prompts], tables: list[Table], machine: dict[str, str] | None = None) -> Report:
-    """The report of all settings on all kinds of prompts."""
+def page(
+    kinds: list[Prompts],
+    tables: list[Table],
+    machine: dict[str, str] | None = None,
+    title: str = "Entropy Adaptive Decoding on the demo pair",
+    command: str = "make bench-ead",
+) -> Report:
+    """The report of all settings on all kinds of prompts; `command` makes its page."""
     goals = ", ".join(f"{goal.least:.1%} at {goal.share:.0%} large tokens" for goal in RETENTIONS)
     counts = "; ".join(f"{len(each.asked)} of {each.title}" for each in kinds)
     report = Report(
-        "Entropy Adaptive Decoding on the demo pair",
-        f"`make bench-ead`. Held-out prompts: {counts}. Lazy catch-up, greedy, 16 requests at a time,"
-        " one thread a forward. Intervals are 95% (accuracy: Wilson; differences: paired bootstrap over prompts). Costs"
+        title,
+        f"`{command}`. Held-out prompts: {counts}. Lazy catch-up, greedy, 16 requests at a time,"
+        " one thread a forward. Intervals are 95% (accuracy: Wilson, of worksheets a"
+        " bootstrap over prompts; differences: paired bootstrap over prompts). Costs"
         " are relative to the large model alone in the same run; *time* is processor time, which other processes"
         f" disturb less than the wall clock. Thresholds are the quantiles {', '.join(map(str, QUANTILES))} of the"
         " small model's rolling mean entropy (bits) on other held-out prompts.",
@@ -346,11 +353,10 @@ def _plain(table: Table) -> dict[str, Any]:
     }
 
 
-async def swept(kinds: list[Prompts], settings: Sequence[Setting]) -> list[Table]:
-    """Run all settings on the shipped pair."""
-    config = TurnoutConfig.demo()
+async def swept(kinds: list[Prompts], settings: Sequence[Setting], config: TurnoutConfig) -> list[Table]:
+    """Run all settings on the first pool of a configuration."""
     one_thread = config.engine.model_copy(update={"threads": 1})
-    pool = LocalPool.load("demo", config.model_copy(update={"engine": one_thread}))
+    pool = LocalPool.load(next(iter(config.pools)), config.model_copy(update={"engine": one_thread}))
     tables = []
     try:
         for prompts in kinds:
@@ -372,7 +378,8 @@ async def measure(options: argparse.Namespace) -> Report:
         "mixed": lambda: mixed(options.part, options.calibration),
     }
     kinds = [made[name]() for name in options.prompts]
-    return page(kinds, await swept(kinds, [SETTINGS[name] for name in options.settings]), machine)
+    tables = await swept(kinds, [SETTINGS[name] for name in options.settings], TurnoutConfig.demo())
+    return page(kinds, tables, machine)
 
 
 def parser() -> argparse.ArgumentParser:

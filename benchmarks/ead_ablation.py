@@ -18,7 +18,7 @@ import numpy.typing as npt
 from benchmarks.harness import Report, command_line, note, run, signed
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
-from experiments.stats.intervals import Interval, bootstrap_mean, wilson
+from experiments.stats.intervals import Interval, bootstrap_mean
 from pool.local_pool import LocalPool
 from training.calibration_data import Question, QuestionSet
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout, is_correct
@@ -209,7 +209,7 @@ def page(pair: str, ends: list[ArmResult], cells: list[Cell]) -> Report:
         " that the large model wrote, dropped ones included, per token of the answers. Costs are relative to the large"
         " model alone.",
     )
-    report.text(f"Small model alone: {_accuracy(small)}. Large model alone: {_accuracy(large)}.")
+    report.text(f"Small model alone: {small.accuracy}. Large model alone: {large.accuracy}.")
     report.table(
         None,
         list(enumerate(cells)),
@@ -220,7 +220,7 @@ def page(pair: str, ends: list[ArmResult], cells: list[Cell]) -> Report:
             "band": lambda row: f"{row[1].band:g}",
             "threshold": lambda row: f"{row[1].threshold:.4g}",
             "large tokens": lambda row: f"{row[1].adaptive.large_share:.1%}",
-            "accuracy": lambda row: _accuracy(row[1].adaptive),
+            "accuracy": lambda row: row[1].adaptive.accuracy,
             "of large": lambda row: f"{row[1].adaptive.correct.mean() / large.correct.mean():.1%}",
             "above random": lambda row: signed(bootstrap_mean(row[1].above, seed=row[0])),
             "mean run": lambda row: f"{row[1].adaptive.mean_run:.1f}",
@@ -262,10 +262,6 @@ def verdict(cells: list[Cell]) -> str:
         f" {apart} the paper's choice (window 5, stay 10, next), difference {signed(gain)}. It is the best of"
         f" {len(single)} on these problems, which its interval does not know."
     )
-
-
-def _accuracy(result: ArmResult) -> Interval:
-    return wilson(int(result.correct.sum()), len(result.correct))
 
 
 async def measure(options: argparse.Namespace) -> Report:

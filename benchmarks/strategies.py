@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from experiments.stats.intervals import Interval, bootstrap_mean, wilson
 from pool.local_pool import LocalPool
 from training.calibration_data import Question
 from training.data.arithmetic import is_correct
@@ -34,9 +35,13 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One problem's answer under one arm."""
+    """One problem's answer under one arm.
 
-    correct: bool
+    Attributes:
+        correct: how much of it is right, 0 to 1.
+    """
+
+    correct: float
     text: str
     tokens: tuple[TokenOut, ...]
     usage: Usage
@@ -57,8 +62,16 @@ class ArmResult:
 
     @property
     def correct(self) -> npt.NDArray[np.float64]:
-        """1.0 where the answer is right."""
+        """How much of each answer is right, 0 to 1."""
         return np.array([float(outcome.correct) for outcome in self.outcomes])
+
+    @property
+    def accuracy(self) -> Interval:
+        """Mean of `correct`: Wilson's interval where answers are right or wrong, else a bootstrap over prompts."""
+        correct = self.correct
+        if np.isin(correct, (0.0, 1.0)).all():
+            return wilson(int(correct.sum()), len(correct))
+        return bootstrap_mean(correct, seed=0)
 
     @property
     def large_share(self) -> float:
@@ -112,14 +125,14 @@ async def answer(pool: LocalPool, problem: Asked, arm: Arm, number: int, max_tok
         elif isinstance(event, Usage):
             usage = event
     assert usage is not None
-    return Outcome(_is_right(problem, text), text, tuple(tokens), usage)
+    return Outcome(_share_right(problem, text), text, tuple(tokens), usage)
 
 
-def _is_right(asked: Asked, text: str) -> bool:
+def _share_right(asked: Asked, text: str) -> float:
     if isinstance(asked, Problem):
-        return is_correct(asked, text)
+        return float(is_correct(asked, text))
     assert asked.judge is not None
-    return asked.judge(text) == 1.0
+    return asked.judge(text)
 
 
 async def run_arm(

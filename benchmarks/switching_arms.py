@@ -18,6 +18,7 @@ from experiments.grid.datasets import open_dataset
 from experiments.grid.spec import read_spec
 from pool.local_pool import LocalPool
 from training.calibration_data import DEMO, FEWEST, Question, demo_questions, is_right
+from training.data import worksheets
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
 
@@ -102,6 +103,18 @@ def arithmetic(count: int, calibration: int) -> Prompts:
         heldout(MIDDLE_DIFFICULTY, calibration, seed=CALIBRATION_SEED),
         160,
     )
+
+
+def sheets(count: int, calibration: int) -> Prompts:
+    """Held-out worksheets, scored by the part of their problems that is right."""
+    asked, others = (
+        [Question(sheet.prompt, partial(worksheets.share_right, sheet)) for sheet in drawn]
+        for drawn in (
+            worksheets.heldout(MIDDLE_DIFFICULTY, count, seed=TEST_SEED),
+            worksheets.heldout(MIDDLE_DIFFICULTY, calibration, seed=CALIBRATION_SEED),
+        )
+    )
+    return Prompts(f"worksheets, difficulty {MIDDLE_DIFFICULTY}", asked, others, 900)
 
 
 def mixed(part: float, calibration: int, path: Path = FRONTIER) -> Prompts:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.checkpoint import Checkpoint, Progress
 from training.model import build_model
-from training.recipe import LARGE, RECIPES, SHIPPED, Recipe
+from training.recipe import LARGE, RECIPES, SHIPPED, WORKSHEETS, Recipe
 from training.tokenizer import load_or_train
 
 DEMO_FOLDER = Path("turnout/demo")
@@ -74,7 +74,8 @@ def export(
         raise typer.BadParameter(f"--large must be one of {', '.join(LARGE)}, got {large}")
     tokenizer = load_or_train(runs / "tokenizer")
     facts: dict[str, Any] = {}
-    courses = {name: recipe for name, recipe in RECIPES.items() if name not in LARGE} | {"large": RECIPES[large]}
+    others = {recipe.name for recipe in WORKSHEETS} | {*LARGE}
+    courses = {name: recipe for name, recipe in RECIPES.items() if name not in others} | {"large": RECIPES[large]}
     for name, recipe in courses.items():
         path = runs / recipe.name / "checkpoint.pt"
         if not path.exists():

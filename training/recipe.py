@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from training.layer_skip import MIN_LAYERS, LayerSkip
 from training.tokenizer import MAX_POSITIONS, VOCABULARY_SIZE
+from turnout.config import DEMO_PREFIX
 
 SHIPPED = ("small", "large")
 
@@ -31,7 +32,7 @@ class Recipe:
 
     Learning rate: warm-up, stable, straight line to zero; then, where `finish_steps` is not 0, a second
     line to zero from `finish_peak` of the peak over the last steps.
-    Weights are drawn from the seed, or those of another recipe's model where `begins_from` names one.
+    Weights are drawn from the seed, or those of another recipe's or a shipped model where `begins_from` names one.
     `layer_skip` trains the model to be left early; None: every row runs through all layers and is judged there.
     """
 
@@ -133,8 +134,29 @@ _BROAD_SMALL = _broadened(_SMALL, _FEWER_SUMS, 900, 300, 300)
 _BROAD_LARGE = _broadened(_LARGE, _ALL_KINDS, 1600, 500, 500)
 # In place of the course before, on the same texts: what it costs the whole model is seen by comparing the two.
 _LEFT_EARLY = replace(_BROAD_LARGE, name="large-exits", layer_skip=LayerSkip())
+# A short third course for a pair that is not shipped. What was learned is kept by a part of the texts before.
+_SHEETS = Shares(python=0.0, chats=(("worksheets", 0.76), ("arithmetic", 0.14), ("edits", 0.1)))
+
+
+def _on_worksheets(base: Recipe, total_steps: int) -> Recipe:
+    """The course on worksheets, from a shipped model."""
+    return replace(
+        base,
+        name=f"{base.name}-worksheets",
+        begins_from=f"{DEMO_PREFIX}{base.name}",
+        shares=_SHEETS,
+        seed=base.seed + 1,
+        num_rows=8,
+        row_len=1024,
+        total_steps=total_steps,
+        decay_steps=total_steps // 2,
+        finish_steps=0,
+    )
+
+
+WORKSHEETS = (_on_worksheets(_BROAD_SMALL, 700), _on_worksheets(_BROAD_LARGE, 350))
 # Recipes whose model can be shipped as the large one.
 LARGE = (_BROAD_LARGE.name, _LEFT_EARLY.name)
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (_SMALL, _LARGE, _BROAD_SMALL, _BROAD_LARGE, _LEFT_EARLY)
+    recipe.name: recipe for recipe in (_SMALL, _LARGE, _BROAD_SMALL, _BROAD_LARGE, _LEFT_EARLY, *WORKSHEETS)
 }

@@ -9,21 +9,24 @@ import torch
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from training.checkpoint import Checkpoint, Progress
-from training.data import arithmetic, edits, passages
+from training.data import arithmetic, edits, passages, worksheets
 from training.data.mixture import TrainingStream
-from training.evaluation import measure
+from training.evaluation import complete, measure
+from training.export_demo import DEMO_FOLDER, export_model
 from training.model import batch_loss, build_model, exit_losses, layer_states
 from training.optimiser import PairedOptimiser
 from training.packing import IGNORED, Batch
 from training.recipe import RECIPES, Recipe
 from training.tokenizer import load_or_train
+from turnout.config import DEMO_PREFIX
 
 RUNS_FOLDER = Path(".runs")
 _WATCH_PROBLEMS = 128
 _WATCH_SEED = 1  # the final evaluation uses other seeds
+_WATCH_SHEETS, _LONGEST_SHEET = 16, 800
 
 
 class Trainer:
@@ -81,10 +84,20 @@ class Trainer:
             problems = kind.heldout(arithmetic.MIDDLE_DIFFICULTY, _WATCH_PROBLEMS, seed=_WATCH_SEED)
             accuracy = measure(self.model, self.tokenizer, problems, kind.is_correct)
             shares[kind.__name__.rpartition(".")[2]] = accuracy.share
+        if worksheets.__name__.rpartition(".")[2] in dict(self.recipe.shares.chats):
+            shares["worksheets"] = self._worksheets()
         if self.recipe.layer_skip is not None:
             shares |= self.exits()
         self.progress.history.append(shares)
         return shares
+
+    def _worksheets(self) -> float:
+        """Part of the problems on held-out sheets that are right."""
+        sheets = worksheets.heldout(arithmetic.MIDDLE_DIFFICULTY, _WATCH_SHEETS, seed=_WATCH_SEED)
+        self.model.eval()
+        texts = complete(self.model, self.tokenizer, sheets, _LONGEST_SHEET)
+        self.model.train()
+        return sum(map(worksheets.share_right, sheets, texts)) / len(sheets)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
@@ -93,6 +106,11 @@ class Trainer:
     def begin_from(self, path: Path) -> None:
         """Take over the weights of a finished run, and nothing else."""
         self.model.load_state_dict(Checkpoint.load(path).model)
+
+    def begin_from_folder(self, folder: Path) -> None:
+        """Take over the weights of a shipped model."""
+        shipped = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.model.load_state_dict(shipped.state_dict())
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint of the same recipe."""
@@ -150,17 +168,24 @@ def train(
     compiled: Annotated[bool, typer.Option(help="Compile the forward pass (needs a C++ compiler).")] = False,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     watch_every: Annotated[int, typer.Option(min=1, help="Steps between looks at held-out accuracy.")] = 200,
+    export: Annotated[
+        Path | None, typer.Option(help="Folder that the finished model is written to; absent: it is not.")
+    ] = None,
 ) -> None:
     """Train to the end of the recipe, continuing from the last checkpoint when there is one."""
     if model not in RECIPES:
         raise typer.BadParameter(f"--model must be one of {', '.join(RECIPES)}, got {model}")
     torch.set_num_threads(threads)
     recipe = RECIPES[model]
-    tokenizer = load_or_train(runs / "tokenizer")
+    shipped = DEMO_FOLDER / recipe.begins_from.removeprefix(DEMO_PREFIX)
+    from_shipped = recipe.begins_from.startswith(DEMO_PREFIX)
+    tokenizer = load_or_train(shipped if from_shipped else runs / "tokenizer")
     trainer = Trainer(recipe, tokenizer, TrainingStream(recipe, tokenizer), compiled)
     path = runs / model / "checkpoint.pt"
     if path.exists():
         trainer.restore(path)
+    elif from_shipped:
+        trainer.begin_from_folder(shipped)
     elif recipe.begins_from:
         base = runs / recipe.begins_from / "checkpoint.pt"
         if not base.exists():
@@ -176,6 +201,8 @@ def train(
                 reporter.accuracy(trainer.watch())
             if last or step % save_every == 0:
                 trainer.save(path)
+    if export is not None:
+        export_model(recipe, Checkpoint.load(path), tokenizer, export)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import random
 
 from transformers import PreTrainedTokenizerFast
 
-from training.data import arithmetic, edits, lists, passages, templates
+from training.data import arithmetic, edits, lists, passages, templates, worksheets
 from training.data.problem import Problem
 from training.data.python_sources import read_sources
 from training.packing import Batch, Document, fits, pack
@@ -20,7 +20,7 @@ _SYSTEM_PROMPTS = (
 _MAX_MISFITS = 8
 
 
-_KINDS = {"edits": edits, "lists": lists, "passages": passages, "templates": templates}
+_KINDS = {"edits": edits, "lists": lists, "passages": passages, "templates": templates, "worksheets": worksheets}
 EASY_GRADES = (0.40, 0.30, 0.20, 0.07, 0.03)
 FINAL_GRADES = (0.08, 0.17, 0.42, 0.20, 0.13)
 
