@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from deployments.backend import Batch, merge
 from deployments.schemas import Job
 from deployments.service import GenerationService
 from turnout.calls import Chunk, GenerateCall, ScoreCall, TokenOut, Usage
-from turnout.cost import Cost, CostReport, Meter
-from turnout.types import TokenKind
+from turnout.cost import Cost, CostReport, Meter, SpeculationMeter
+from turnout.types import FinishReason, TokenKind
 
 T = TypeVar("T")
 
@@ -21,7 +23,8 @@ T = TypeVar("T")
 async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usage]:
     """All choices of all prompts, numbered in order, and what they used together."""
     await service.check(job.calls)
-    answers = await _together([_answer_one(service, call, job.echo) for call in job.calls])
+    one = partial(_answer_one, service, echo=job.echo) if job.writes else partial(_read_one, service)
+    answers = await _together([one(call) for call in job.calls])
     chunks = [
         replace(chunk, index=place * call.sampling.n + chunk.index)
         for place, (call, (choices, _)) in enumerate(zip(job.calls, answers, strict=True))
@@ -39,8 +42,40 @@ async def _answer_one(service: GenerationService, call: GenerateCall, echo: bool
     return tuple(chunk for choice in choices for chunk in choice if isinstance(chunk, Chunk)), finished.usage
 
 
+async def _read_one(service: GenerationService, call: GenerateCall) -> tuple[tuple[Chunk, ...], Usage]:
+    """The prompt itself as each of the answers, nothing of them written; it is read by a model only to be scored."""
+    started = time.perf_counter()
+    echoed = replace(await _echo(service, call, billed=True), finish_reason=FinishReason.LENGTH)
+    if not echoed.tokens:  # what was not read must still be allowed, and counted in tokens
+        assert call.prompt is not None
+        num_tokens = len((await service.tokens(call, call.prompt))[0])
+    nothing = Cost(0.0, 0.0, 0.0)
+    usage = Usage(
+        prompt_tokens=len(echoed.tokens) or num_tokens,
+        completion_tokens=0,
+        cached_tokens=0,
+        models={},
+        speculation=SpeculationMeter(),
+        switches=0,
+        cost=CostReport(nothing, nothing, 0.0),
+        method="score",
+        params={},
+        seed=0,
+        ttft_s=0.0,
+        wall_s=time.perf_counter() - started,
+    )
+    return tuple(replace(echoed, index=index) for index in range(call.sampling.n)), usage
+
+
+async def _read_all(service: GenerationService, job: Job) -> AsyncGenerator[Batch, None]:
+    chunks, usage = await answer(service, job)
+    yield (*chunks, usage)
+
+
 def stream(service: GenerationService, job: Job) -> AsyncGenerator[Batch, None]:
     """Return batches as they are written, choices numbered over all prompts; the last ends in their common Usage."""
+    if not job.writes:
+        return _read_all(service, job)
     if len(job.calls) > 1:
         return _stream_all(service, job)
     return _stream_one(service, job.calls[0], 0, job.echo) if job.echo else service.stream(job.calls[0])
@@ -89,7 +124,7 @@ async def _stream_one(
             )
 
 
-async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
+async def _echo(service: GenerationService, call: GenerateCall, billed: bool = False) -> Chunk:
     """The prompt as if it had been written, with its log-probabilities where they are asked for."""
     prompt = call.prompt if call.prompt is not None else ""
     if isinstance(prompt, str) and call.sampling.logprobs is None:
@@ -99,7 +134,7 @@ async def _echo(service: GenerationService, call: GenerateCall) -> Chunk:
         return Chunk(0, text, ())
     rest: tuple[TokenOut, ...] = ()
     if len(ids) > 1:
-        [scored] = await service.score(_reading(call, ids))
+        [scored] = await service.score(_reading(call, ids, billed))
         rest = scored.tokens
     return Chunk(0, text, (_first_token(ids[0], text, rest), *rest))
 
@@ -113,10 +148,17 @@ def _first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenO
     return TokenOut(token_id, alone, "prompt", TokenKind.DECODED, broken=broken)
 
 
-def _reading(call: GenerateCall, ids: tuple[int, ...]) -> ScoreCall:
-    """The log-probabilities of a prompt that the call itself reads, and is billed for, already."""
+def _reading(call: GenerateCall, ids: tuple[int, ...], billed: bool) -> ScoreCall:
+    """The log-probabilities of a prompt; `billed`: the call does not read it, and is not billed for it, otherwise."""
     return ScoreCall(
-        call.request_id, call.model, ids[:1], (ids[1:],), call.tenant, call.sampling.logprobs or 0, billed=False
+        call.request_id,
+        call.model,
+        ids[:1],
+        (ids[1:],),
+        call.tenant,
+        call.sampling.logprobs or 0,
+        call.key_id,
+        billed=billed,
     )
 
 

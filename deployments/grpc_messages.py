@@ -226,6 +226,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         large_kept_share=usage.cost.large_kept_share,
         method=usage.method,
         params=struct(usage.params),
+        sampling=struct(usage.sampling),
         seed=usage.seed,
         ttft_s=usage.ttft_s,
         wall_s=usage.wall_s,

@@ -82,6 +82,7 @@ def usage_object(usage: Usage) -> UsageObject:
             "method": usage.method,
             "params": usage.params,
             "seed": usage.seed,
+            "sampling": usage.sampling,
             "models": models,
             "speculation": speculation_details(usage.speculation),
             "switches": usage.switches,

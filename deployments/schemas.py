@@ -131,13 +131,19 @@ class ChatBody(CommonBody):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a body asks for: one call per prompt, answered together."""
+    """What a body asks for: one call per prompt, answered together.
+
+    Attributes:
+        writes: whether anything is to be written; else the prompts are echoed alone, scored where log-probabilities
+            are asked for.
+    """
 
     calls: tuple[GenerateCall, ...]
     stream: bool
     include_usage: bool
     echo: bool
     spelling: Mapping[str, str]
+    writes: bool = True
 
     def named(self, call_id: str) -> Job:
         """The same job under an id, which its answer and every log then have; several calls are numbered."""
@@ -190,9 +196,14 @@ def completion_job(values: dict[str, Any]) -> Job:
     """Translate the body of /v1/completions."""
     sampling_values, rest = _split(values, CompletionBody, SAMPLING_FIELDS)
     body = _validate(CompletionBody, rest)
+    # Elsewhere, too, a prompt is scored that way; a bool is no number of tokens.
+    scores = body.echo and type(sampling_values.get("max_tokens")) is int and sampling_values["max_tokens"] == 0
+    if scores:
+        del sampling_values["max_tokens"]
     sampling = parse_sampling(sampling_values)
     prompts = parse_prompts(body.prompt)
-    return _job(body, sampling, [(prompt, None) for prompt in prompts], _spelling(), echo=body.echo)
+    job = _job(body, sampling, [(prompt, None) for prompt in prompts], _spelling(), echo=body.echo)
+    return replace(job, writes=not scores)
 
 
 def chat_job(values: dict[str, Any]) -> Job:

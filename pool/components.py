@@ -12,6 +12,7 @@ from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.pool import DefaultMethod, Pool
 from pool.routing import PoolRouting
+from pool.sampling_defaults import SamplingDefaults
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, not_found
@@ -68,7 +69,7 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
     pool = pool_of(name, config)
     folder = model_path(config.models[pool.large])
     tokenizer = _tokenizer_of(pool.large, config)
-    notes = []
+    notes = list(tokenizer.notes)
     for member in pool.members:
         if member != pool.large:
             other = _tokenizer_of(member, config)
@@ -112,6 +113,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
         TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
     """
     pool = config.pools[loaded.name]
+    loaded.sampling = SamplingDefaults.of(pool, loaded.tokenizer.generation)
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
     check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")

@@ -18,6 +18,7 @@ from pool.concurrency import ConcurrencyLimiter
 from pool.prefix_stores import Share, summed, unconfigured
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
+from pool.sampling_defaults import NO_DEFAULTS
 from pool.text import TextTokenizer
 from pool.usage import token_out
 from pool.validation import PreparedRequest, RequestValidator, scored_ids
@@ -67,6 +68,7 @@ class Pool:
         artifacts: what was trained for the members.
 
     Attributes:
+        sampling: parameters of requests that name none.
         routing: chooses a method where a call leaves it open; None: the default method is used.
         audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
@@ -96,6 +98,7 @@ class Pool:
         self._low_priority_places = places.copy()
         self._began = time.time()
         self._rate = _Rate()
+        self.sampling = NO_DEFAULTS
         self.routing: PoolRouting | None = None
         self.audits: Audits | None = None
         self.share: Share = unconfigured
@@ -183,9 +186,8 @@ class Pool:
         members = {self.roles[role]: role for role in (*self.roles, *USUAL_ROLES) if role in self.roles}
         default = (self.default_method, self.default_params)
         lengths = (self.max_length, self.vocab_size)
-        return RequestValidator(
-            self.name, members, self.tokenizer, *lengths, *default, self.routing is not None, frozenset(self.roles)
-        )
+        routes, roles = self.routing is not None, frozenset(self.roles)
+        return RequestValidator(self.name, members, self.tokenizer, *lengths, *default, routes, roles, self.sampling)
 
     @contextmanager
     def _background_paused(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
 from pool.end_of_text import end_of_text
+from pool.sampling_defaults import generation_sampling
 from pool.special_tokens import SpecialTokens, pattern_of, strings_of
 from pool.structures import Structures
 from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
@@ -43,6 +44,7 @@ class TextTokenizer:
         self._path = path
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         self.ends = end_of_text(path, self._tokenizer)
+        self.generation, self.notes = generation_sampling(path)
         self.eos_ids = self.ends.ids
         self._prefix = _prefix_ids(self._tokenizer)
         self._longest = _longest_token(self._tokenizer)

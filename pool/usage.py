@@ -11,6 +11,7 @@ from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
 from pool.detokenizer import Detokenizer
 from pool.routing import Routing
+from pool.sampling_defaults import used
 from pool.validation import PreparedRequest
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, report
@@ -79,6 +80,7 @@ def usage_of(
         method=plan.method.name,
         params={**plan.params.model_dump(mode="json"), **extra.get(RAN, {})},
         seed=prepared.seed,
+        sampling=used(prepared.sampling),
         ttft_s=first_token_s,
         wall_s=wall_s,
         notes=notes,

@@ -8,6 +8,7 @@ from typing import Any
 
 from decoding.constraints.base import Constraint
 from pool.resume import check_delivered
+from pool.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from pool.text import TextTokenizer
 from router.decision import Decision
 from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
@@ -93,6 +94,7 @@ class RequestValidator:
         default_params: its parameters.
         routed: whether the pool has a router for calls that leave the method open.
         roles: that the pool fills.
+        sampling: parameters of requests that name none.
     """
 
     pool: str
@@ -104,6 +106,7 @@ class RequestValidator:
     default_params: dict[str, Any]
     routed: bool = False
     roles: frozenset[str] = frozenset(USUAL_ROLES)
+    sampling: SamplingDefaults = NO_DEFAULTS
 
     def prepare(self, call: GenerateCall) -> PreparedRequest:
         """Check everything that can be checked before work starts.
@@ -119,7 +122,8 @@ class RequestValidator:
             name = "messages" if call.messages is not None else "prompt"
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
-        sampling = call.sampling
+        sampling = self.sampling.applied(call.sampling)
+        call = replace(call, sampling=sampling)
         for token in (*sampling.stop_token_ids, *sampling.logit_bias):
             if not 0 <= token < self.vocab_size:
                 name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"

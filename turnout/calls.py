@@ -227,6 +227,7 @@ class Usage:
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
     otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it, and
     `router_drift` how far live requests are from what the routers that decided were trained on; front ends count it.
+    `sampling` are the parameters that tokens were chosen with, those that the request left open included.
     `queue_s` is the time it waited for a place in the pool before that, in seconds.
     `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
     unless the call asked for an explanation; None where the request was not routed.
@@ -249,6 +250,7 @@ class Usage:
     route: dict[str, Any] | None = None
     queue_s: float = 0.0
     router_drift: tuple[DriftReading, ...] = ()
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,6 +280,7 @@ def usage(message: pb.Usage) -> Usage:
         drift=_drift(message.drift) if message.HasField("drift") else None,
         route=_route(message.route) if message.HasField("route") else None,
         queue_s=message.queue_s,
+        sampling=_values(message.sampling),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.errors import FieldError
+from turnout.types import SamplingParams
 
 SMALL, LARGE = "small", "large"
 USUAL_ROLES = (SMALL, LARGE)
@@ -89,6 +90,33 @@ class ReuseConfig(Section):
     max_sources: Annotated[int, Field(ge=1, description="prompts that one request takes spans from")] = 4
 
 
+class SamplingConfig(Section):
+    """Sampling parameters of requests that name none, over those of the large model's generation_config.json."""
+
+    temperature: Annotated[float | None, Field(description="0 is greedy")] = None
+    top_p: Annotated[float | None, Field(description="nucleus mass; 1 is off")] = None
+    top_k: Annotated[int | None, Field(description="candidates kept; 0 and -1 are off")] = None
+    min_p: Annotated[float | None, Field(description="share of the top probability; 0 is off")] = None
+    repetition_penalty: Annotated[float | None, Field(description="divides positive logits of seen tokens")] = None
+    presence_penalty: Annotated[float | None, Field(description="subtracted once per token already generated")] = None
+    frequency_penalty: Annotated[float | None, Field(description="subtracted per occurrence already generated")] = None
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> SamplingConfig:
+        """Refuse what no request may have either."""
+        try:
+            SamplingParams.model_validate(self.given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise FieldError(str(first["loc"][0]), first["msg"]) from None
+        return self
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are set, by name."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
+
 class PoolConfig(Section):
     """A served endpoint: models that answer together, each by its role. At least one of small and large is given."""
 
@@ -113,6 +141,13 @@ class PoolConfig(Section):
     ] = None
     reuse: Annotated[
         ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
+    ] = None
+    sampling: Annotated[SamplingConfig, Field(description="sampling parameters of requests that name none")] = (
+        SamplingConfig()
+    )
+    max_answer_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="most tokens of an answer whose request names no max_tokens; absent: all that fit"),
     ] = None
     placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
     replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1

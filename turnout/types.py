@@ -16,6 +16,7 @@ RequestId = NewType("RequestId", str)
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_SEED = 2**63 - 1
+MOST_TOKENS = 1_000_000  # of an answer, whatever its context
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,20 @@ class SamplingParams(BaseModel):
         tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=64, description="token ids that end the answer")
     ] = ()
     ignore_eos: Annotated[bool, Field(description="go on after the end-of-text token")] = False
-    seed: Annotated[int | None, Field(ge=0, le=MAX_SEED, description="same seed, same tokens; absent: random")] = None
-    max_tokens: Annotated[int, Field(ge=1, le=1_000_000, description="most tokens generated")] = 256
+    seed: Annotated[
+        int | None,
+        Field(ge=-MAX_SEED - 1, le=MAX_SEED, description="same seed, same tokens; absent: random"),
+        AfterValidator(lambda seed: seed if seed is None else seed & MAX_SEED),
+    ] = None
+    max_tokens: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MOST_TOKENS,
+            description="most tokens generated; absent: what the context has room for, or the pool's max_answer_tokens",
+            json_schema_extra=lambda schema: schema.pop("default", None) and None,
+        ),
+    ] = MOST_TOKENS
     n: Annotated[int, Field(ge=1, le=64, description="answers to the one prompt")] = 1
     logprobs: Annotated[
         int | None, Field(ge=0, le=20, description="alternatives reported per token; absent: no log-probabilities")

@@ -98,6 +98,7 @@ class UsageDetails(Answer):
     method: str
     params: dict[str, Any]
     seed: int
+    sampling: dict[str, Any]
     models: dict[str, ModelWork]
     speculation: SpeculationDetails
     switches: int

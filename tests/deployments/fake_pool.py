@@ -34,6 +34,7 @@ from turnout.errors import invalid, not_found, out_of_range
 from turnout.types import FinishReason, TokenKind
 
 CONTEXT = 4096
+UNLIMITED = 256  # tokens of an answer whose call sets no limit
 VOCAB = 256
 METHODS = ["entropy_adaptive", "plain"]
 TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -99,7 +100,7 @@ class FakePool:
             if "wait" in text:
                 await asyncio.sleep(3600)
             letters = TOOL_CALL if "tool" in text else string.ascii_lowercase if "short" not in text else "ab"
-            limit = call.sampling.max_tokens
+            limit = _most_tokens(call)
             for place, letter in enumerate(itertools.islice(itertools.cycle(letters), limit)):
                 if place == 3 and "crash" in text:
                     raise ZeroDivisionError("secret /etc/path")
@@ -132,7 +133,7 @@ class FakePool:
             raise invalid(f"params.{min(unknown)}", "unknown; allowed here: threshold, window")
         if not isinstance(call.params.get("window", 1), int):
             raise invalid("params.window", "must be an integer")
-        if len(ids) + call.sampling.max_tokens > CONTEXT:
+        if len(ids) + _most_tokens(call) > CONTEXT:
             raise out_of_range("prompt", f"{len(ids)} tokens; at most {CONTEXT} with max_tokens")
         return text, ids
 
@@ -155,6 +156,10 @@ class FakePool:
             num_prompt, num_tokens, 0, models, drafts, 1, cost, call.method or "entropy_adaptive",
             dict(call.params), call.sampling.seed or 7, min(0.001, wall_s), wall_s,
         )  # fmt: skip
+
+
+def _most_tokens(call: GenerateCall) -> int:
+    return call.sampling.max_tokens if "max_tokens" in call.sampling.model_fields_set else UNLIMITED
 
 
 def _dies(text: str) -> bool:

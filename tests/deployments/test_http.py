@@ -70,6 +70,30 @@ async def test_echo_with_logprobs_covers_the_prompt(http: httpx.AsyncClient) -> 
         assert logprobs["top_logprobs"] == [None, {"y": -0.5}, {"a": -0.5}, {"b": -0.5}]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_of_no_new_tokens_scores_the_prompt(http: httpx.AsyncClient, stream: bool) -> None:
+    body = {"model": "demo", "prompt": ["xyz", "xy"], "max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+    if stream:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *parts, last = events((await http.post(COMPLETIONS, json={**body, **options})).text)
+        choices, usage = [choice for part in parts for choice in part["choices"]], last["usage"]
+    else:
+        answer = (await http.post(COMPLETIONS, json=body)).json()
+        choices, usage = answer["choices"], answer["usage"]
+    assert [(each["index"], each["text"]) for each in choices] == [(0, "xyz"), (1, "xyz"), (2, "xy"), (3, "xy")]
+    assert all(each["finish_reason"] == "length" for each in choices)
+    assert choices[0]["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 0, 5)
+
+
+async def test_an_echo_of_no_new_tokens_without_logprobs_is_the_prompt(http: httpx.AsyncClient) -> None:
+    answer = (await http.post(COMPLETIONS, json={"prompt": [120, 121], "max_tokens": 0, "echo": True})).json()
+    assert answer["choices"][0]["text"] == "xy"
+    assert answer["usage"]["total_tokens"] == 2
+    refused = await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": False, "echo": True})
+    assert refused.status_code == 400
+
+
 async def test_a_stream_ends_with_usage_only_when_asked(http: httpx.AsyncClient) -> None:
     body = {"model": "demo", "prompt": ["one", "two"], "max_tokens": 3, "stream": True, "echo": True}
     plain = events((await http.post("/v1/completions", json=body)).text)

@@ -28,7 +28,7 @@ from turnout.types import MAX_SEED, SamplingParams
         ("stop", ("x" * 257,)),
         ("stop", tuple("abcdefghijklmnopq")),
         ("stop_token_ids", (-1,)),
-        ("seed", -1),
+        ("seed", -MAX_SEED - 2),
         ("seed", MAX_SEED + 1),
         ("max_tokens", 0),
         ("n", 0),
@@ -41,6 +41,11 @@ def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: Any) -> Non
     with pytest.raises(ValidationError) as caught:
         SamplingParams.model_validate({field: value})
     assert caught.value.errors()[0]["loc"][0] == field
+
+
+@pytest.mark.parametrize(("given", "used"), [(-1, MAX_SEED), (-2, MAX_SEED - 1), (-MAX_SEED - 1, 0), (7, 7)])
+def test_negative_seeds_are_taken_as_the_bits_they_have(given: int, used: int) -> None:
+    assert SamplingParams(seed=given).seed == used
 
 
 @pytest.mark.parametrize(
