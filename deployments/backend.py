@@ -57,8 +57,8 @@ class Pool(Protocol):
         """What the pool holds right now."""
         ...
 
-    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """Token ids of a text, without special tokens added for chat."""
+    async def tokens(self, call: GenerateCall) -> list[int]:
+        """Token ids of a call's prompt or conversation."""
         ...
 
     def decode(self, ids: list[int]) -> str:
@@ -113,8 +113,8 @@ class Backend(Protocol):
         """What each replica holds right now."""
         ...
 
-    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids, and the text of those."""
+    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
+        """What a call gives its models to read, as token ids, and the text of those."""
         ...
 
     async def forget(self, tenant: str) -> None:

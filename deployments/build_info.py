@@ -42,6 +42,11 @@ def this_program() -> Program:
     return Program(turnout.__version__, sources_digest(), platform.python_version(), ray.__version__, torch)
 
 
+def fingerprint() -> str:
+    """The `system_fingerprint` of answers: it changes with the sources, which decide numbers."""
+    return f"fp_{sources_digest()[:10]}"
+
+
 def compare(address: str, theirs: Program, mine: Program, whose: str = "this one") -> None:
     """Refuse a node that runs anything else.
 

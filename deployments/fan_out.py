@@ -47,8 +47,7 @@ async def _read_one(service: GenerationService, call: GenerateCall) -> tuple[tup
     started = time.perf_counter()
     echoed = replace(await _echo(service, call, billed=True), finish_reason=FinishReason.LENGTH)
     if not echoed.tokens:  # what was not read must still be allowed, and counted in tokens
-        assert call.prompt is not None
-        num_tokens = len((await service.tokens(call, call.prompt))[0])
+        num_tokens = len((await service.tokens(call))[0])
     nothing = Cost(0.0, 0.0, 0.0)
     usage = Usage(
         prompt_tokens=len(echoed.tokens) or num_tokens,
@@ -129,7 +128,7 @@ async def _echo(service: GenerationService, call: GenerateCall, billed: bool = F
     prompt = call.prompt if call.prompt is not None else ""
     if isinstance(prompt, str) and call.sampling.logprobs is None:
         return Chunk(0, prompt, ())
-    ids, text = await service.tokens(call, prompt)
+    ids, text = await service.tokens(call)
     if call.sampling.logprobs is None:
         return Chunk(0, text, ())
     rest: tuple[TokenOut, ...] = ()

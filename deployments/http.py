@@ -18,11 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from deployments import fan_out as answering
+from deployments import tokens_http
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
+from deployments.build_info import fingerprint
 from deployments.console import http as console
 from deployments.faults import guarded, respell
 from deployments.http_paths import HeadAsGet, redirect_slashes
@@ -75,10 +77,10 @@ def build_http(service: GenerationService) -> FastAPI:
     started = int(time.time())
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
-    app.include_router(access.router(service))
-    app.include_router(console.router(service.console))
-    app.include_router(batch_routes.router(service, service.batches))
-    app.include_router(openapi.router_of(service))
+    batches = batch_routes.router(service, service.batches)
+    own = (access.router(service), console.router(service.console), tokens_http.router(service))
+    for routes in (*own, batches, openapi.router_of(service)):
+        app.include_router(routes)
 
     @app.get("/v1/models")
     async def list_models(caller: CallerOf) -> Response:
@@ -198,7 +200,7 @@ async def _respond(
 
 
 async def _run(service: GenerationService, job: Job, form: Format, call_id: str, model: str) -> Response:
-    head = {"id": call_id, "created": int(time.time()), "model": model}
+    head = {"id": call_id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint()}
     form = format_of(form, job.calls[0])
     logprobs = job.calls[0].sampling.logprobs is not None
     if job.stream:

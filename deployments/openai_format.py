@@ -65,6 +65,9 @@ def model_object(model: ModelDescription, created: int) -> ModelObject:
         "object": "model",
         "created": created,
         "owned_by": "turnout",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_length,
         "turnout": details,
     }
 
@@ -78,6 +81,10 @@ def usage_object(usage: Usage) -> UsageObject:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.speculation.accepted_tokens,
+            "rejected_prediction_tokens": usage.speculation.draft_tokens - usage.speculation.accepted_tokens,
+        },
         "turnout": {
             "method": usage.method,
             "params": usage.params,

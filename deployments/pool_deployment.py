@@ -106,15 +106,12 @@ class PoolReplica:
         """What this replica holds right now."""
         return self._pool.stats()
 
-    async def tokens(
-        self, prompt: str | tuple[int, ...], parse_special: bool = True
-    ) -> tuple[tuple[int, ...], str] | Failure:
-        """A prompt as token ids and as text."""
+    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str] | Failure:
+        """What a call gives its models to read, as token ids and as text."""
         try:
             with guarded("tokens"):
-                if isinstance(prompt, str):
-                    prompt = tuple(await self._pool.encode(prompt, parse_special))
-                return prompt, self._pool.decode(list(prompt))
+                ids = await self._pool.tokens(call)
+                return tuple(ids), self._pool.decode(ids)
         except TurnoutError as error:
             return Failure(error)
 

@@ -142,11 +142,9 @@ class RemoteBackend:
             raise TurnoutError(Code.UNAVAILABLE, f"pool {self._name!r} has no replica; try again later")
         return found
 
-    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids and as text."""
-        answer: tuple[tuple[int, ...], str] = await self._replayed(
-            "tokens", lambda: self._handle.tokens.remote(prompt, parse_special)
-        )
+    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
+        """What a call gives its models to read, as token ids and as text."""
+        answer: tuple[tuple[int, ...], str] = await self._replayed("tokens", lambda: self._handle.tokens.remote(call))
         return answer
 
     async def forget(self, tenant: str) -> None:

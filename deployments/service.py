@@ -226,12 +226,13 @@ class GenerationService:
         """The largest request."""
         return self._config.server.max_body_bytes
 
-    async def tokens(self, call: GenerateCall, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids and as text, in the tokenizer of the pool that a call asks."""
+    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
+        """What a call gives its models to read, as token ids and as text; nothing is computed."""
         limits = self._limits(call)
         pool = self._names.pool(self.model_name(call.model, limits), limits)
+        _check_input(call)
         async with self._limit():
-            return await self._backends[pool].tokens(prompt, call.parse_special)
+            return await self._backends[pool].tokens(call)
 
     async def models(self) -> list[ModelDescription]:
         """Each pool, then its members; a model of two pools is listed once. Fixed while we run."""

@@ -284,9 +284,9 @@ class Pool:
             **(self.routing.stats() if self.routing is not None else {}),
         )
 
-    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """Token ids of a text; see `TextTokenizer.encode`."""
-        return await self.tokenizer.either(len(text), lambda tokenizer: tokenizer.encode(text, parse_special))
+    async def tokens(self, call: GenerateCall) -> list[int]:
+        """Token ids of a call's prompt or conversation, as `generate` reads them; they need not fit the context."""
+        return await self.intake().tokens(call)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids that were given, special tokens by their names."""

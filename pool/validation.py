@@ -137,6 +137,16 @@ class RequestValidator:
             _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
         )
 
+    async def tokens(self, call: GenerateCall) -> list[int]:
+        """Token ids of a call's prompt or conversation, without holding up the event loop over a long text.
+
+        Raises:
+            TurnoutError: see `encode_prompt`.
+        """
+        return await self.tokenizer.either(
+            _num_chars(call), lambda tokenizer: encode_prompt(call, tokenizer, self.vocab_size)
+        )
+
     def _plan_of(self, call: GenerateCall) -> ResolvedMethod | None:
         if call.model not in (self.pool, *self.members):
             raise not_found("model", call.model, [self.pool, *self.members])

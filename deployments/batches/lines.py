@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments import fan_out as answering
+from deployments.build_info import fingerprint
 from deployments.faults import guarded, respell
 from deployments.openai_format import (
     HTTP_STATUS,
@@ -176,6 +177,7 @@ async def answer_line(
             "object": form.whole,
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": fingerprint(),
             "choices": [form.choice(chunk, logprobs) for chunk in chunks],
             "usage": usage_object(usage),
         }

@@ -60,9 +60,9 @@ class LocalBackend:
         """What the pool holds right now."""
         return [self._replica.stats()]
 
-    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> tuple[tuple[int, ...], str]:
-        """A prompt as token ids and as text."""
-        return _value(await self._replica.tokens(prompt, parse_special))
+    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
+        """What a call gives its models to read, as token ids and as text."""
+        return _value(await self._replica.tokens(call))
 
     async def forget(self, tenant: str) -> None:
         """Drop what was learned of a tenant's texts."""

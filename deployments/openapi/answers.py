@@ -69,6 +69,9 @@ class ModelObject(Answer):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
     turnout: ModelDetails
 
 
@@ -90,6 +93,13 @@ class PromptDetails(Answer):
     """Of the prompt's tokens."""
 
     cached_tokens: int
+
+
+class CompletionDetails(Answer):
+    """Of drafted tokens, those that stayed and those that were refused."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageDetails(Answer):
@@ -118,6 +128,7 @@ class UsageObject(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
     turnout: UsageDetails
 
 
@@ -174,6 +185,7 @@ class CompletionAnswer(Answer):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageObject
 
@@ -239,6 +251,7 @@ class ChatAnswer(Answer):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageObject
 

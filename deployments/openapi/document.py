@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
 from deployments.openapi import answers, events
 from deployments.schemas import IGNORED_FIELDS, MAX_PROMPTS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
+from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
 from turnout.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 PATH = "/openapi.json"
 REF = "#/components/schemas/{model}"
 VERSION = "1"
-PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch)
+PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch, TokenizeBody, DetokenizeBody)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -100,8 +101,8 @@ def _prompt() -> dict[str, Any]:
     return {"anyOf": [text, ids, several], "description": "a text, texts, token ids, or lists of token ids"}
 
 
-def _batch_body(schemas: dict[str, Any]) -> dict[str, Any]:
-    return _json({"$ref": REF.format(model=NewBatch.__name__)})
+def _body_of(kind: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda _: _json({"$ref": REF.format(model=kind.__name__)})
 
 
 def _file_body(_: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +133,8 @@ ALL = (
               headers=ASKING, chunk=events.CompletionChunk),
     Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT,
               headers=ASKING, chunk=events.ChatChunk),
+    Operation("post", "/tokenize", "What a model would read.", Tokens, ASKED, _body_of(TokenizeBody)),
+    Operation("post", "/detokenize", "The text of tokens.", TokensText, ASKED, _body_of(DetokenizeBody)),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),
@@ -147,7 +150,8 @@ BATCHES = (
     Operation("get", "/v1/files/{file_id}", "One of them.", answers.FileObject, BATCHED),
     Operation("get", "/v1/files/{file_id}/content", "What is in it.", "application/jsonl", BATCHED),
     Operation("delete", "/v1/files/{file_id}", "Delete it.", answers.DeletedFile, BATCHED),
-    Operation("post", "/v1/batches", "Answer the requests of a file.", answers.BatchObject, BATCHED, _batch_body),
+    Operation("post", "/v1/batches", "Answer the requests of a file.", answers.BatchObject, BATCHED,
+              _body_of(NewBatch)),
     Operation("get", "/v1/batches", "The caller's batches.", answers.BatchList, BATCHED, query=(AFTER, _limit(20))),
     Operation("get", "/v1/batches/{batch_id}", "One of them.", answers.BatchObject, BATCHED),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Stop it.", answers.BatchObject, BATCHED),

@@ -34,6 +34,7 @@ class CompletionChunk(Answer):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionPart]
     usage: NotRequired[UsageObject | None]
 
@@ -69,6 +70,7 @@ class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatPart]
     usage: NotRequired[UsageObject | None]
 

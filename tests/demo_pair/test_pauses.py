@@ -78,7 +78,7 @@ async def rounds(pool: LocalPool, name: str, seq: Sequence, stretches: Iterable[
 @pytest.mark.parametrize("name", [*HEADS, *EXITS, *GUESSES])
 async def test_after_a_stretch_drafts_are_those_after_single_rounds(pool: LocalPool, name: str) -> None:
     pool.model_pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
-    prompt = await pool.encode(PROMPT)
+    prompt = pool.tokenizer.encode(PROMPT)
     answers, pauses, behind = [], [], []
     for stretches in (None, repeat(1), STRETCHES):
         seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True), seed=0)

@@ -64,8 +64,8 @@ class FakePool:
     def check(self) -> None:
         pass
 
-    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        return list(text.encode())
+    async def tokens(self, call: GenerateCall) -> list[int]:
+        return list(self._read(call)[1])
 
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -117,7 +117,7 @@ class FakePool:
                     yield Chunk(index, letter, (token,), FinishReason.LENGTH if last else None)
             yield self._usage(call, len(ids), limit * call.sampling.n, perf_counter() - started)
 
-    def _check(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
+    def _read(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
         if call.messages is not None:
             text = " ".join(message.content for message in call.messages)
             ids = tuple(text.encode())
@@ -127,6 +127,10 @@ class FakePool:
             text, ids = "", call.prompt or ()
             if any(not 0 <= i < VOCAB for i in ids):
                 raise out_of_range("prompt", f"token ids must be from 0 to {VOCAB - 1}")
+        return text, ids
+
+    def _check(self, call: GenerateCall) -> tuple[str, tuple[int, ...]]:
+        text, ids = self._read(call)
         if call.method is not None and call.method not in METHODS:
             raise not_found("method", call.method, METHODS)
         if unknown := set(call.params) - {"threshold", "window"}:

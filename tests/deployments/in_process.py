@@ -45,8 +45,8 @@ class InProcessBackend:
     async def stats(self) -> list[PoolStats]:
         return [self.replica.stats()]
 
-    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> Any:
-        return _open(await self.replica.tokens(prompt, parse_special))
+    async def tokens(self, call: GenerateCall) -> Any:
+        return _open(await self.replica.tokens(call))
 
     async def forget(self, tenant: str) -> None:
         await self.replica.forget(tenant)

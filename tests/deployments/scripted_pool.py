@@ -149,8 +149,9 @@ class ScriptedPool:
         calls = self.places.num_held + self.places.num_waiting
         return PoolStats(calls, active, active, 0, 1000, 0, 0.0, {}, prompt_token_s=1e-3)
 
-    async def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        return list(text.encode())
+    async def tokens(self, call: GenerateCall) -> list[int]:
+        assert isinstance(call.prompt, str)
+        return list(call.prompt.encode())
 
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode()

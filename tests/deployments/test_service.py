@@ -144,7 +144,7 @@ BAD_SAMPLING = [
     ({"stop": ("",)}, "stop.0", "at least 1 character"),
     ({"stop": ("x",) * 17}, "stop", "at most 16"),
     ({"stop_token_ids": (-1,)}, "stop_token_ids.0", "greater than or equal to 0"),
-    ({"seed": -1}, "seed", "greater than or equal to 0"),
+    ({"seed": -(2**63) - 1}, "seed", "greater than or equal to -9223372036854775808"),
     ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": 65}, "n", "less than or equal to 64"),

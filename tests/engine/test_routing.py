@@ -111,7 +111,7 @@ async def test_sampling_and_suffix_of_a_decision_are_used(opened: Opened, readin
     expected = await ask(pool, "question Briefly.", "plain", {"model": "small"}, max_tokens=5, ignore_eos=True)
     assert [[token.id for token in tokens] for tokens in routed.answers] == [expected.ids] * 2
     assert routed.usage.prompt_tokens == expected.usage.prompt_tokens
-    by_ids = await ask_auto(pool, await pool.encode("question"), ignore_eos=True)
+    by_ids = await ask_auto(pool, pool.tokenizer.encode("question"), ignore_eos=True)
     assert by_ids.ids == expected.ids
     chat = await answer(pool, call_of(None, "auto", messages=(ChatMessage("user", "question"),), ignore_eos=True))
     told = (ChatMessage("user", "question Briefly."),)

@@ -89,7 +89,7 @@ async def test_an_answer_fills_the_context_and_no_more(pool: LocalPool) -> None:
 
 
 async def test_text_prompts_chats_and_ids_agree(pool: LocalPool) -> None:
-    ids = await pool.encode("héllo")
+    ids = await pool.tokens(call_of("héllo"))
     assert (await ask(pool, ids)).ids == (await ask(pool, "héllo")).ids
     chat = (ChatMessage("user", "héllo"),)
     by_chat = await answer(pool, call_of(None, "plain", messages=chat))
@@ -117,7 +117,7 @@ async def test_a_long_prompt_is_encoded_while_others_are_answered(
     monkeypatch.setattr(TextTokenizer, "encode", held)
     intake = replace(pool.intake(), max_length=10 * LONG)
     score = ScoreCall("r", "pair", LONG_TEXT, ("b",))
-    plain = asyncio.create_task(pool.encode(LONG_TEXT))
+    plain = asyncio.create_task(pool.tokens(call_of(LONG_TEXT)))
     admitted = asyncio.create_task(intake.admit(call_of(LONG_TEXT)))
     scored = asyncio.create_task(scored_ids(score, pool.tokenizer, VOCAB, 10 * LONG))
     await asyncio.to_thread(begun.wait, 30)

@@ -47,9 +47,9 @@ class Noting(InProcessBackend):
         self.asked.append("score")
         return await super().score(call)
 
-    async def tokens(self, prompt: str | tuple[int, ...], parse_special: bool = True) -> Any:
+    async def tokens(self, call: GenerateCall) -> Any:
         self.asked.append("tokens")
-        return await super().tokens(prompt, parse_special)
+        return await super().tokens(call)
 
 
 class SharedHouse(House):

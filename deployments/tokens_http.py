@@ -1,0 +1,109 @@
+"""/tokenize and /detokenize: what a model would read, in vLLM's shapes. Nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from deployments.access.callers import Caller, CallerOf
+from deployments.bodies import parsed
+from deployments.openapi.answers import Answer
+from deployments.request_fields import BodyPart, request_id
+from deployments.schemas import ChatTurn, chat_message, read_json
+from deployments.service import GenerationService
+from deployments.tools import ToolBody, offered
+from turnout.calls import GenerateCall
+from turnout.errors import invalid
+from turnout.registry import validated
+from turnout.types import SamplingParams
+
+
+class TokenizeBody(BodyPart):
+    """POST /tokenize: a prompt, or a conversation with its tools."""
+
+    model: str = ""
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatTurn], Field(min_length=1)] | None = None
+    tools: list[ToolBody] = Field(default_factory=list)
+    add_special_tokens: Annotated[Literal[True] | None, Field(description="as generation reads it")] = None
+    add_generation_prompt: Annotated[Literal[True] | None, Field(description="as generation reads it")] = None
+
+
+class DetokenizeBody(BodyPart):
+    """POST /detokenize."""
+
+    model: str = ""
+    tokens: Annotated[list[int], Field(min_length=1, max_length=1_000_000)]
+
+
+class Tokens(Answer):
+    """What a model would read."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class TokensText(Answer):
+    """The text of tokens."""
+
+    prompt: str
+
+
+def router(service: GenerationService) -> APIRouter:
+    """The two routes."""
+    routes = APIRouter()
+
+    @routes.post("/tokenize")
+    async def tokenize(request: Request, caller: CallerOf) -> Response:
+        values = await _body(service, request, caller)
+        call, ids, _ = await _tokens(service, caller, tokenized(validated(TokenizeBody, values, "")))
+        longest = next(each.max_length for each in await service.models_for(caller) if each.name == call.model)
+        made: Tokens = {"count": len(ids), "max_model_len": longest, "tokens": list(ids)}
+        return JSONResponse(made)
+
+    @routes.post("/detokenize")
+    async def detokenize(request: Request, caller: CallerOf) -> Response:
+        body = validated(DetokenizeBody, await _body(service, request, caller), "")
+        _, _, text = await _tokens(service, caller, _call(body.model, prompt=tuple(body.tokens)))
+        made: TokensText = {"prompt": text}
+        return JSONResponse(made)
+
+    return routes
+
+
+def tokenized(body: TokenizeBody) -> GenerateCall:
+    """The call that would read what a body holds.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: neither or both of prompt and messages, or a message or tool is at fault.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "give either a prompt or messages")
+    if body.messages is None:
+        return _call(body.model, prompt=body.prompt)
+    turns = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
+    return _call(body.model, messages=turns, tools=offered(body.tools, None)[0])
+
+
+def _call(model: str, **what: Any) -> GenerateCall:
+    return GenerateCall(request_id(), model, SamplingParams(), **what)
+
+
+async def _body(service: GenerationService, request: Request, caller: Caller) -> dict[str, Any]:
+    await service.precheck(caller)
+    with service.admission.reading(caller):
+        data = await request.app.state.bodies.read(request, caller.tenant)
+    return await parsed(data, read_json)
+
+
+async def _tokens(
+    service: GenerationService, caller: Caller, call: GenerateCall
+) -> tuple[GenerateCall, tuple[int, ...], str]:
+    """The call with its model's name, and what it gives the model to read, as ids and as text."""
+    call = caller.attributed(replace(call, model=service.model_name(call.model, caller.limits)))
+    return (call, *await service.tokens(call))

@@ -1,0 +1,57 @@
+"""/tokenize and /detokenize say what generation would read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from deployments.http import build_http
+from deployments.service import GenerationService
+from tests.deployments.fake_pool import CONTEXT
+from tests.deployments.in_process import make_service
+
+MESSAGES = [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "o"}]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    service: GenerationService = make_service()
+    transport = httpx.ASGITransport(app=build_http(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://turnout") as client:
+        yield client
+
+
+async def test_a_prompt_there_and_back(http: httpx.AsyncClient) -> None:
+    found = (await http.post("/tokenize", json={"model": "demo", "prompt": "xyz"})).json()
+    assert found == {"count": 3, "max_model_len": CONTEXT, "tokens": [120, 121, 122]}
+    back = await http.post("/detokenize", json={"tokens": found["tokens"]})
+    assert back.json() == {"prompt": "xyz"}
+
+
+async def test_a_conversation_is_read_as_generation_reads_it(http: httpx.AsyncClient) -> None:
+    body = {"messages": MESSAGES}
+    found = (await http.post("/tokenize", json=body)).json()
+    answer = (await http.post("/v1/chat/completions", json={**body, "max_tokens": 1})).json()
+    assert found["count"] == answer["usage"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "model": "none"}, "model"),
+        ("/tokenize", {"messages": [{"role": "poet", "content": "x"}]}, "messages.0.role"),
+        ("/tokenize", {"prompt": "x", "colour": 1}, "colour"),
+        ("/detokenize", {"tokens": []}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "prompt"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+    ],
+)
+async def test_bad_input_is_refused_by_name(http: httpx.AsyncClient, path: str, body: object, field: str) -> None:
+    answer = await http.post(path, json=body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == field
