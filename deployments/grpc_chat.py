@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from deployments.schemas import ChatTurn, chat_message
 from deployments.tools import NamedFunction, NamedTool, ToolBody, ToolChoice, offered
 from turnout.calls import ChatMessage
+from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
@@ -26,6 +27,18 @@ class _Chat(BaseModel):
 
     messages: list[ChatTurn]
     tools: list[ToolBody]
+
+
+def template(chat: pb.Chat, kwargs: dict[str, Any]) -> TemplateOptions:
+    """Return what the chat template gets; `kwargs` are the message's own, as JSON.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field.
+    """
+    begins = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    made = TemplateOptions(kwargs, chat.reasoning_effort, begins, chat.continue_final_message)
+    made.check([turn.role for turn in chat.messages], "chat.")
+    return made
 
 
 def conversation(chat: pb.Chat) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ...], Structure | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
-from deployments.grpc_chat import conversation
+from deployments.grpc_chat import conversation, template
 from deployments.request_fields import parse_sampling, request_id, session_name
 from deployments.service import Answer
 from deployments.tools import CallReader
@@ -71,6 +71,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         parse_special=not request.HasField("parse_special") or request.parse_special,
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
+        template=template(request.chat, struct_values(request.chat.chat_template_kwargs, "chat.chat_template_kwargs")),
     )
 
 
@@ -78,6 +79,7 @@ def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     """What our field names are called in this message."""
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
     names |= {"messages": "chat.messages", "tools": "chat.tools", "method.params": "params"}
+    names["reasoning_effort"] = "chat.reasoning_effort"
     names["structure"] = "structure" if request.HasField("structure") else "chat.tools"
     names |= {f"structure.{place}.function": f"chat.tools.{place}" for place in range(len(request.chat.tools))}
     if request.WhichOneof("input") == "prompt_ids":

@@ -15,6 +15,7 @@ from deployments.request_fields import ROLES, BodyPart, parse_sampling, request_
 from deployments.response_format import ResponseFormat, structure_of
 from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, cache_class
+from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain
 from turnout.tools import ToolCall
@@ -127,6 +128,22 @@ class ChatBody(CommonBody):
     tool_choice: ToolChoice | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="variables of the chat template")
+    reasoning_effort: Annotated[str, Field(description="none turns thinking off where the template can")] = ""
+    add_generation_prompt: Annotated[bool | None, Field(description="absent: unless a message is continued")] = None
+    continue_final_message: Annotated[bool, Field(description="go on with the last message, an assistant's")] = False
+
+    def template(self) -> TemplateOptions:
+        """Return what the chat template gets.
+
+        Raises:
+            TurnoutError: see `TemplateOptions.check`.
+        """
+        made = TemplateOptions(
+            self.chat_template_kwargs, self.reasoning_effort, self.add_generation_prompt, self.continue_final_message
+        )
+        made.check([turn.role for turn in self.messages])
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +253,8 @@ def chat_job(values: dict[str, Any]) -> Job:
     job = _job(body, sampling, [(None, messages)], names, echo=False)
     if called is not None:
         names["structure"] = "tools"
-    return replace(job, calls=tuple(replace(call, tools=tools) for call in job.calls))
+    template = body.template()
+    return replace(job, calls=tuple(replace(call, tools=tools, template=template) for call in job.calls))
 
 
 def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:

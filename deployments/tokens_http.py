@@ -17,6 +17,7 @@ from deployments.schemas import ChatTurn, chat_message, read_json
 from deployments.service import GenerationService
 from deployments.tools import ToolBody, offered
 from turnout.calls import GenerateCall
+from turnout.chat_template import TemplateOptions
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.types import SamplingParams
@@ -30,7 +31,10 @@ class TokenizeBody(BodyPart):
     messages: Annotated[list[ChatTurn], Field(min_length=1)] | None = None
     tools: list[ToolBody] = Field(default_factory=list)
     add_special_tokens: Annotated[Literal[True] | None, Field(description="as generation reads it")] = None
-    add_generation_prompt: Annotated[Literal[True] | None, Field(description="as generation reads it")] = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: str = ""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 class DetokenizeBody(BodyPart):
@@ -87,7 +91,11 @@ def tokenized(body: TokenizeBody) -> GenerateCall:
     if body.messages is None:
         return _call(body.model, prompt=body.prompt)
     turns = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
-    return _call(body.model, messages=turns, tools=offered(body.tools, None)[0])
+    template = TemplateOptions(
+        body.chat_template_kwargs, body.reasoning_effort, body.add_generation_prompt, body.continue_final_message
+    )
+    template.check([turn.role for turn in body.messages])
+    return _call(body.model, messages=turns, tools=offered(body.tools, None)[0], template=template)
 
 
 def _call(model: str, **what: Any) -> GenerateCall:

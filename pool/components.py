@@ -11,8 +11,8 @@ from engine.checkpoints import reading
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.pool import DefaultMethod, Pool
+from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting
-from pool.sampling_defaults import SamplingDefaults
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, not_found
@@ -113,7 +113,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
         TurnoutError: a calibration, a policy, an artifact or the log's file is at fault; names the field.
     """
     pool = config.pools[loaded.name]
-    loaded.sampling = SamplingDefaults.of(pool, loaded.tokenizer.generation)
+    loaded.defaults = RequestDefaults.of(pool, loaded.tokenizer.generation)
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
     check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")

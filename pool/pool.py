@@ -16,9 +16,9 @@ from engine.member import PoolMember
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.prefix_stores import Share, summed, unconfigured
+from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
-from pool.sampling_defaults import NO_DEFAULTS
 from pool.text import TextTokenizer
 from pool.usage import token_out
 from pool.validation import PreparedRequest, RequestValidator, scored_ids
@@ -68,7 +68,7 @@ class Pool:
         artifacts: what was trained for the members.
 
     Attributes:
-        sampling: parameters of requests that name none.
+        defaults: what holds where a request leaves it open.
         routing: chooses a method where a call leaves it open; None: the default method is used.
         audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
@@ -98,7 +98,7 @@ class Pool:
         self._low_priority_places = places.copy()
         self._began = time.time()
         self._rate = _Rate()
-        self.sampling = NO_DEFAULTS
+        self.defaults = NO_DEFAULTS
         self.routing: PoolRouting | None = None
         self.audits: Audits | None = None
         self.share: Share = unconfigured
@@ -187,7 +187,7 @@ class Pool:
         default = (self.default_method, self.default_params)
         lengths = (self.max_length, self.vocab_size)
         routes, roles = self.routing is not None, frozenset(self.roles)
-        return RequestValidator(self.name, members, self.tokenizer, *lengths, *default, routes, roles, self.sampling)
+        return RequestValidator(self.name, members, self.tokenizer, *lengths, *default, routes, roles, self.defaults)
 
     @contextmanager
     def _background_paused(self) -> Iterator[None]:

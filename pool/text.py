@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +16,12 @@ from transformers import AutoTokenizer
 
 from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
 from pool.end_of_text import end_of_text
-from pool.sampling_defaults import generation_sampling
+from pool.request_defaults import generation_sampling
 from pool.special_tokens import SpecialTokens, pattern_of, strings_of
 from pool.structures import Structures
 from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
 from turnout.calls import ChatMessage
+from turnout.chat_template import NO_OPTIONS, TemplateOptions
 from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.tools import Tool
 from turnout.utf8 import name_of_part, split_complete
@@ -85,16 +87,21 @@ class TextTokenizer:
         return ids if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), most: int | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        most: int | None = None,
+        template: TemplateOptions = NO_OPTIONS,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+        """Token ids of a conversation, ready for the assistant's answer unless `template` says otherwise.
 
-        Special tokens that messages or tools spell out are text; only the template's own are meant.
+        Special tokens that messages, tools or variables spell out are text; only the template's own are meant.
 
         Args:
             messages: the conversation.
             tools: offered in it.
             most: what cannot have as few tokens is refused before it is encoded.
+            template: what else the chat template gets.
 
         Raises:
             TurnoutError: INVALID_ARGUMENT when there is no chat template, it refuses the conversation, or it has no
@@ -102,10 +109,11 @@ class TextTokenizer:
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use a plain prompt")
-        turns, offered = self._without_special_tokens(messages, tools)
-        text = self._rendered(turns, None)
+        turns, offered, kwargs = self._without_special_tokens(messages, tools, template.kwargs)
+        template = replace(template, kwargs=kwargs)
+        text = self._rendered(turns, None, template)
         if offered:
-            plain, text = text, self._rendered(turns, offered)
+            plain, text = text, self._rendered(turns, offered, template)
             if text == plain:
                 raise invalid("tools", "this model's chat template has no place for tools")
         if most is not None:
@@ -116,29 +124,36 @@ class TextTokenizer:
         return ids
 
     def _without_special_tokens(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Messages and tools for the template, with marks in place of special tokens; see `SpecialTokens.hide`."""
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool], kwargs: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+        """What the template takes, with marks in place of special tokens; see `SpecialTokens.hide`."""
         turns, offered = [_turn(message) for message in messages], [tool.for_template for tool in tools]
         special = self._special
         if special is None:
             found = pattern_of(self._names.values())
-            for field, value in (("messages", turns), ("tools", offered)):
+            for field, value in (("messages", turns), ("tools", offered), ("chat_template_kwargs", kwargs)):
                 if name := next((match[0] for text in strings_of(value) if (match := found.search(text))), None):
                     raise invalid(field, f"spell out {name!r}, which this model's tokenizer cannot take as text")
-            return turns, offered
+            return turns, offered, kwargs
         hidden = []
         for turn in turns:
             # What an assistant wrote is read again as it was written: only flagged tokens are hidden in it.
             names = special.flagged if turn["role"] == "assistant" else special.names
             said = special.hide({key: each for key, each in turn.items() if key != "role"}, names)
             hidden.append({"role": turn["role"], **said})
-        return hidden, special.hide(offered, special.names)
+        return hidden, special.hide(offered, special.names), special.hide(kwargs, special.names)
 
-    def _rendered(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def _rendered(
+        self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, template: TemplateOptions = NO_OPTIONS
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tools=tools, add_generation_prompt=True, tokenize=False
+                turns,
+                tools=tools,
+                add_generation_prompt=template.begins_answer,
+                continue_final_message=template.continue_final_message,
+                tokenize=False,
+                **template.kwargs,
             )
         except Exception as error:
             raise TurnoutError(

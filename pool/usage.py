@@ -10,8 +10,8 @@ from decoding.drift import DRIFT
 from decoding.model import Model
 from decoding.sequence import Sequence as TokenSequence
 from pool.detokenizer import Detokenizer
+from pool.request_defaults import used
 from pool.routing import Routing
-from pool.sampling_defaults import used
 from pool.validation import PreparedRequest
 from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, report

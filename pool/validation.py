@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.constraints.base import Constraint
+from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
-from pool.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from pool.text import TextTokenizer
 from router.decision import Decision
 from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
@@ -94,7 +94,7 @@ class RequestValidator:
         default_params: its parameters.
         routed: whether the pool has a router for calls that leave the method open.
         roles: that the pool fills.
-        sampling: parameters of requests that name none.
+        defaults: what holds where a request leaves it open.
     """
 
     pool: str
@@ -106,7 +106,7 @@ class RequestValidator:
     default_params: dict[str, Any]
     routed: bool = False
     roles: frozenset[str] = frozenset(USUAL_ROLES)
-    sampling: SamplingDefaults = NO_DEFAULTS
+    defaults: RequestDefaults = NO_DEFAULTS
 
     def prepare(self, call: GenerateCall) -> PreparedRequest:
         """Check everything that can be checked before work starts.
@@ -116,14 +116,14 @@ class RequestValidator:
         """
         cache_class(call.cache)
         check_delivered(call, self.vocab_size)
+        call = self.defaults.applied(call)
         plan = self._plan_of(call)
         prompt = encode_prompt(call, self.tokenizer, self.vocab_size, self.max_length - 1)
         if len(prompt) >= self.max_length:
             name = "messages" if call.messages is not None else "prompt"
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
-        sampling = self.sampling.applied(call.sampling)
-        call = replace(call, sampling=sampling)
+        sampling = call.sampling
         for token in (*sampling.stop_token_ids, *sampling.logit_bias):
             if not 0 <= token < self.vocab_size:
                 name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
@@ -143,8 +143,9 @@ class RequestValidator:
         Raises:
             TurnoutError: see `encode_prompt`.
         """
+        filled = self.defaults.applied(call)
         return await self.tokenizer.either(
-            _num_chars(call), lambda tokenizer: encode_prompt(call, tokenizer, self.vocab_size)
+            _num_chars(call), lambda tokenizer: encode_prompt(filled, tokenizer, self.vocab_size)
         )
 
     def _plan_of(self, call: GenerateCall) -> ResolvedMethod | None:
@@ -261,7 +262,7 @@ def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int,
     if call.messages is not None:
         if not call.messages:
             raise invalid("messages", "is empty; at least one message is needed")
-        ids = tokenizer.encode_chat(call.messages, call.tools, most)
+        ids = tokenizer.encode_chat(call.messages, call.tools, most, call.template)
         return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
     assert call.prompt is not None
     return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turnout.chat_template import NO_OPTIONS, TemplateOptions
 from turnout.cost import CostReport, Meter, ModelMeter, SpeculationMeter
 from turnout.errors import TurnoutError, invalid
 from turnout.pool_stats import AuditDiff as AuditDiff
@@ -130,6 +131,7 @@ class GenerateCall:
         trace: `traceparent` of the span it is in, "" where it is not traced; as it arrives, the caller's.
         whole: whether the client waits for the whole answer: then events come in large batches.
         tools: offered to the model by the chat template.
+        template: what else the chat template gets.
     """
 
     request_id: str
@@ -158,6 +160,7 @@ class GenerateCall:
     whole: bool = False
     trace: str = ""
     tools: tuple[Tool, ...] = ()
+    template: TemplateOptions = NO_OPTIONS
     sharing: SharingPolicy | None = None
 
 

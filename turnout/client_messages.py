@@ -39,6 +39,7 @@ SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details", "parse_special"}
 )
+TEMPLATE_OPTIONS = frozenset({"reasoning_effort", "add_generation_prompt", "continue_final_message"})
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
 RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
@@ -78,7 +79,9 @@ class Options(Sampling, total=False):
     `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
-    none, auto, required or the name of the one that must be called.
+    none, auto, required or the name of the one that must be called. `chat_template_kwargs` are variables of the model's
+    chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the pool is configured), and
+    `continue_final_message` continues the last message, which is the assistant's.
     """
 
     model: str
@@ -95,6 +98,10 @@ class Options(Sampling, total=False):
     structure: Mapping[str, Any]
     tools: Iterable[Tool | Mapping[str, Any]]
     tool_choice: str
+    chat_template_kwargs: Mapping[str, Any]
+    reasoning_effort: str
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,10 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _set_structure(request.structure, value)
     elif name == "tools":
         _assign(name, request.chat, {"tools": [_tool(each) for each in value]})
+    elif name == "chat_template_kwargs":
+        request.chat.chat_template_kwargs.update(dict(value))
+    elif name in TEMPLATE_OPTIONS:
+        _assign(name, request.chat, {name: value})
     elif name == "tool_choice":
         _assign(name, request.chat.tool_choice, {"mode" if value in TOOL_MODES else "name": value})
     elif name in PLAIN_OPTIONS:
@@ -190,7 +201,19 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, "limits", "params", "structure", "tools", "tool_choice"})
+        allowed = sorted(
+            {
+                *SAMPLING_FIELDS,
+                *PLAIN_OPTIONS,
+                *TEMPLATE_OPTIONS,
+                "chat_template_kwargs",
+                "limits",
+                "params",
+                "structure",
+                "tools",
+                "tool_choice",
+            }
+        )
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 
 

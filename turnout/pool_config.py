@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from turnout.chat_template import RESERVED
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.errors import FieldError
 from turnout.types import SamplingParams
@@ -149,6 +150,13 @@ class PoolConfig(Section):
         int | None,
         Field(ge=1, description="most tokens of an answer whose request names no max_tokens; absent: all that fit"),
     ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any], Field(description="variables of the chat template, such as enable_thinking; a request's win")
+    ] = {}
+    reasoning_effort: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="variables of the chat template by reasoning_effort; absent: those that model families know"),
+    ] = {}
     placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
     replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
     autoscaling: Annotated[
@@ -177,6 +185,15 @@ class PoolConfig(Section):
         alone = next(iter(given.values()))
         for role in USUAL_ROLES:
             self.__dict__[role] = given.get(role, alone)
+        return self
+
+    @model_validator(mode="after")
+    def _check_template(self) -> PoolConfig:
+        named = {"chat_template_kwargs": self.chat_template_kwargs}
+        named |= {f"reasoning_effort.{effort}": kwargs for effort, kwargs in self.reasoning_effort.items()}
+        for place, kwargs in named.items():
+            if taken := sorted(RESERVED & kwargs.keys()):
+                raise FieldError(f"{place}.{taken[0]}", "is set by the server, or by a field of a request")
         return self
 
     @model_validator(mode="after")

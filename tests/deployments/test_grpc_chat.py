@@ -50,6 +50,22 @@ def test_a_message_asks_for_what_a_body_asks_for(choice: str | None) -> None:
     assert grpc_messages.generate_call(again).sampling.structure == wanted.sampling.structure
 
 
+def test_a_message_tells_the_template_what_a_body_tells_it() -> None:
+    told: Any = {
+        "chat_template_kwargs": {"enable_thinking": False, "documents": [{"title": "a"}]},
+        "reasoning_effort": "low",
+        "continue_final_message": True,
+    }
+    turns = [USER, {"role": "assistant", "content": "So"}]
+    [wanted] = chat_job({"messages": turns, **told}).calls
+    assert grpc_messages.generate_call(client_messages.generate_request(None, turns, told)).template == wanted.template
+    assert (wanted.template.effort, wanted.template.begins_answer) == ("low", False)
+    both = client_messages.generate_request(None, turns, {**told, "add_generation_prompt": True})
+    with pytest.raises(TurnoutError) as refused:
+        grpc_messages.generate_call(both)
+    assert refused.value.field == "chat.add_generation_prompt"
+
+
 def tool(**fields: str) -> pb.Tool:
     return pb.Tool(**{"name": "f", **fields})
 

@@ -179,6 +179,8 @@ REFUSED = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0", "text"),
     (CHAT, {"messages": USER, "max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than"),
     (CHAT, {"messages": USER, "max_completion_tokens": 1, "max_tokens": 1}, 400, "max_tokens", "conflicts"),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"tools": 1}}, 400, "chat_template_kwargs.tools", "is set by"),
+    (CHAT, {"messages": USER, "continue_final_message": True}, 400, "continue_final_message", "needs a last message"),
     (CHAT, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs", "logprobs"),
     (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "20"),
     (CHAT, {"messages": USER, "tools": [{}]}, 400, "tools.0.function", "required"),

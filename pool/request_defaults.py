@@ -1,15 +1,21 @@
-"""Sampling parameters that hold where a request names none: the pool's, over those of generation_config.json."""
+"""What holds where a request leaves it open: the pool's sampling parameters and variables of the chat template.
+
+Sampling parameters are the pool's own, over those of the large model's generation_config.json.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from turnout.calls import GenerateCall
+from turnout.chat_template import EFFORTS, TemplateOptions, default_effort
+from turnout.errors import invalid
 from turnout.pool_config import PoolConfig
 from turnout.types import SamplingParams
 
@@ -21,37 +27,60 @@ NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a pool fills into the sampling parameters of a request.
+class RequestDefaults:
+    """What a pool fills into a request.
 
     Attributes:
-        values: by name, each valid.
+        sampling: parameters by name, each valid.
         max_answer_tokens: most tokens of an answer whose request sets no limit; None: what the context has room for.
+        template: variables of the chat template, by name.
+        efforts: variables by `reasoning_effort`; empty: those of `default_effort`.
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_answer_tokens: int | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    efforts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pool: PoolConfig, generation: Mapping[str, Any]) -> SamplingDefaults:
+    def of(cls, pool: PoolConfig, generation: Mapping[str, Any]) -> RequestDefaults:
         """Those of a pool.
 
         Args:
             pool: whose own settings come first.
             generation: of `generation_sampling`, of the large model.
         """
-        return cls({**generation, **pool.sampling.given}, pool.max_answer_tokens)
+        sampling = {**generation, **pool.sampling.given}
+        return cls(sampling, pool.max_answer_tokens, pool.chat_template_kwargs, pool.reasoning_effort)
 
-    def applied(self, given: SamplingParams) -> SamplingParams:
-        """The parameters with these in place of what the request leaves open."""
-        filled = dict(self.values)
+    def applied(self, call: GenerateCall) -> GenerateCall:
+        """The call with these in place of what it leaves open; applied to that again, it stays as it is.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: a `reasoning_effort` that the pool does not know.
+        """
+        return replace(call, sampling=self._sampling(call.sampling), template=self._template(call.template))
+
+    def _sampling(self, given: SamplingParams) -> SamplingParams:
+        filled = dict(self.sampling)
         if self.max_answer_tokens is not None:
             filled["max_tokens"] = self.max_answer_tokens
         missing = {name: value for name, value in filled.items() if name not in given.model_fields_set}
         return given.model_copy(update=missing) if missing else given
 
+    def _template(self, given: TemplateOptions) -> TemplateOptions:
+        by_effort: Mapping[str, Any] = {}
+        if given.effort:
+            known = tuple(self.efforts) or EFFORTS
+            if given.effort not in known:
+                raise invalid("reasoning_effort", f"must be one of {', '.join(known)} (got {given.effort[:40]!r})")
+            by_effort = self.efforts[given.effort] if self.efforts else default_effort(given.effort)
+        if not self.template and not by_effort:
+            return given
+        return replace(given, kwargs={**self.template, **by_effort, **given.kwargs}, effort="")
 
-NO_DEFAULTS = SamplingDefaults()
+
+NO_DEFAULTS = RequestDefaults()
 
 
 def used(sampling: SamplingParams) -> dict[str, Any]:

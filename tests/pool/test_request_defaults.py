@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pool.local_pool import LocalPool
-from pool.sampling_defaults import SamplingDefaults, generation_sampling
+from pool.request_defaults import RequestDefaults, generation_sampling
 from tests.near_pair import save_near_pair
 from turnout.calls import Chunk, GenerateCall, Usage
+from turnout.chat_template import TemplateOptions
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig, parse_config
 from turnout.errors import TurnoutError
 from turnout.pool_config import SamplingConfig
@@ -20,13 +21,47 @@ from turnout.types import SamplingParams
 FROM_FILE = {"temperature": 0.25, "top_k": 7, "repetition_penalty": 1.1}
 
 
+def filled(defaults: RequestDefaults, **sampling: Any) -> SamplingParams:
+    call = defaults.applied(GenerateCall("r", "p", SamplingParams(**sampling)))
+    assert defaults.applied(call) == call  # as on a second replica
+    return call.sampling
+
+
 def test_a_request_overrides_the_pool_and_the_pool_the_file() -> None:
     pool = PoolConfig(large="a", sampling=SamplingConfig(top_k=3, min_p=0.1), max_answer_tokens=50)
-    defaults = SamplingDefaults.of(pool, FROM_FILE)
-    used = defaults.applied(SamplingParams(temperature=1.0, min_p=0.0))
+    defaults = RequestDefaults.of(pool, FROM_FILE)
+    used = filled(defaults, temperature=1.0, min_p=0.0)
     assert (used.temperature, used.min_p, used.top_k, used.repetition_penalty, used.max_tokens) == (1, 0, 3, 1.1, 50)
-    assert defaults.applied(used) == used  # as on a second replica
-    assert defaults.applied(SamplingParams(max_tokens=60)).max_tokens == 60
+    assert filled(defaults, max_tokens=60).max_tokens == 60
+
+
+def template(pool: PoolConfig, **options: Any) -> dict[str, Any]:
+    defaults = RequestDefaults.of(pool, {})
+    call = defaults.applied(GenerateCall("r", "p", SamplingParams(), template=TemplateOptions(**options)))
+    assert defaults.applied(call) == call
+    return call.template.kwargs
+
+
+def test_variables_of_a_request_win_over_those_of_its_effort_and_these_over_the_pools() -> None:
+    pool = PoolConfig(large="a", chat_template_kwargs={"enable_thinking": True, "style": "dry"})
+    assert template(pool) == {"enable_thinking": True, "style": "dry"}
+    off = {"enable_thinking": False, "thinking": False, "style": "dry"}
+    assert template(pool, effort="none") == off
+    assert template(pool, effort="none", kwargs={"style": "wet"}) == {**off, "style": "wet"}
+    assert template(PoolConfig(large="a"), effort="high")["reasoning_effort"] == "high"
+    own = pool.model_copy(update={"reasoning_effort": {"deep": {"depth": 9}}})
+    assert template(own, effort="deep") == {"enable_thinking": True, "style": "dry", "depth": 9}
+    with pytest.raises(TurnoutError, match=r"reasoning_effort: must be one of deep \(got 'high'\)"):
+        template(own, effort="high")
+
+
+def test_the_configuration_refuses_variables_that_are_the_servers() -> None:
+    for place, value in (("chat_template_kwargs", {"tools": []}), ("reasoning_effort.low", {"tokenize": True})):
+        name, _, effort = place.partition(".")
+        pool = {"large": "a", name: {effort: value} if effort else value}
+        with pytest.raises(TurnoutError) as refused:
+            parse_config({"models": {"a": {"path": "demo:small"}}, "pools": {"p": pool}})
+        assert refused.value.field == f"pools.p.{place}.{min(value)}"
 
 
 def test_only_what_the_file_says_counts_and_what_no_request_may_have_is_left_out(tmp_path: Path) -> None:
