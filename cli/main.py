@@ -44,7 +44,6 @@ app = typer.Typer(
     name="turnout",
     help="Adaptive decoding over a small and a large language model: serve, generate, inspect.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from deployments import fan_out as answering
@@ -49,6 +50,8 @@ from turnout.json_lines import json_line
 from turnout.message_size import check_answer_bytes
 
 RETRY_AFTER_S = 1.0
+# What a page of another origin may send, and read: no cookies, which nothing here looks at.
+CORS: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["Retry-After"]}
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
@@ -72,7 +75,7 @@ class EventStream(StreamingResponse):
 def build_http(service: GenerationService) -> FastAPI:
     """The ASGI application over a service."""
     app = FastAPI(title="Turnout", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(HeadAsGet)
+    _add_middleware(app, service)
     redirect_slashes(app.router)
     started = int(time.time())
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
@@ -129,6 +132,12 @@ def build_http(service: GenerationService) -> FastAPI:
 
     _add_inside(app, service)
     return app
+
+
+def _add_middleware(app: FastAPI, service: GenerationService) -> None:
+    app.add_middleware(HeadAsGet)
+    if origins := service.cors_origins:
+        app.add_middleware(CORSMiddleware, **CORS, allow_origins=origins)
 
 
 def _add_inside(app: FastAPI, service: GenerationService) -> None:

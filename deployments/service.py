@@ -226,6 +226,11 @@ class GenerationService:
         """The largest request."""
         return self._config.server.max_body_bytes
 
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call over HTTP."""
+        return self._config.server.cors_origins
+
     async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
         """What a call gives its models to read, as token ids and as text; nothing is computed."""
         limits = self._limits(call)

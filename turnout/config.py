@@ -129,6 +129,10 @@ class ServerConfig(Section):
     grpc_port: Annotated[int, Field(ge=1, le=65535, description="gRPC, on all interfaces")] = 9000
     http_port: Annotated[int, Field(ge=1, le=65535, description="HTTP, on http_host")] = 8000
     http_host: Annotated[str, Field(description="address HTTP listens on; 0.0.0.0: all interfaces")] = "127.0.0.1"
+    cors_origins: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")], ...],
+        Field(description="origins, such as https://app.example.com, whose pages may call over HTTP; *: any"),
+    ] = ()
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30, description="largest request, bytes")] = 4 << 20
     request_timeout_s: Annotated[float, Field(gt=0, description="longest a request may take, seconds")] = 600.0
     shutdown_grace_s: Annotated[
