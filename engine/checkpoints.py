@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.architectures import listed
 from engine.loaded_model import check_supported
+from engine.text_side import RENAMED, check_wrapper, is_wrapper, note_of, text_side
 from engine.twin import check_twin
 from engine.unlisted import check_kind
 from turnout.checkpoint_files import read_config_file
@@ -46,7 +47,7 @@ def reading(folder: Path, field: str) -> Iterator[None]:
 
 
 def read_config(folder: Path, field: str = "model") -> Any:
-    """The Hugging Face configuration of a checkpoint that can be run.
+    """The Hugging Face configuration of a checkpoint that can be run; of a wrapper, its text side's.
 
     Args:
         folder: the checkpoint.
@@ -57,11 +58,16 @@ def read_config(folder: Path, field: str = "model") -> Any:
     """
     values = read_config_file(folder, field)
     kind = values.get("model_type")
+    wrapper = is_wrapper(values)
     _check_code(folder, kind, values.get("auto_map"), field)
-    check_kind(kind, field)
+    if not wrapper:
+        check_kind(kind, field)
     with reading(folder, field):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = text_side(config) if wrapper else config
     check_supported(config, field)
+    if wrapper:
+        check_wrapper(kind, field)
     check_twin(config, field)
     return config
 
@@ -90,6 +96,9 @@ def read_model(folder: Path, dtype: torch.dtype, field: str = "model", **options
         Exception: transformers cannot read the files; see `reading`. Where ranks load together it may be a lost rank.
     """
     transformers_logging.disable_progress_bar()
+    values = read_config_file(folder, field)
+    if is_wrapper(values):
+        options |= {"config": read_config(folder, field), "key_mapping": dict(RENAMED)}
     with _without_report():
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what follows names them
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -101,6 +110,8 @@ def read_model(folder: Path, dtype: torch.dtype, field: str = "model", **options
     if other := sorted(f"{name} {list(got)} (not {list(needed)})" for name, got, needed in found["mismatched_keys"]):
         raise invalid(field, f"{folder}: weights of shapes that config.json does not give: {_some(other)}")
     unused = sorted(found["unexpected_keys"])
+    if is_wrapper(values):
+        return model, [f"{folder}: {note_of(values['model_type'], unused)}"]
     return model, [f"{folder}: unknown to this architecture and not used: {_some(unused)}"] if unused else []
 
 

@@ -11,6 +11,9 @@ import torch
 from decoding.logits import NEG_INF
 from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_of
+from engine.architectures.base import kv_shape
+from engine.attention.latent import keep_latents
+from engine.attention.temperature import take_temperature
 from engine.backends.base import Backend
 from engine.backends.stacks import Head
 from engine.cache.paged_kv import PagedKV
@@ -60,20 +63,22 @@ class LoadedModel:
 
     def __init__(self, model: Any, backend: Backend) -> None:
         config = model.config
-        heads = config.num_attention_heads
         architecture = architecture_of(config)
         parts = architecture.parts(model)
+        for layer in parts.layers:
+            keep_latents(layer)
+            take_temperature(layer)
         self.ranks = 1
         self.backend = backend
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+        self.kv_heads, self.head_dim = kv_shape(config)
         self.num_layers: int = len(parts.layers)
         # Logits beyond this are cut off: checkpoints of one family pad one vocabulary to different sizes.
         self.vocab_size: int = config.vocab_size
         self._logit_scale = architecture.logit_scale(config)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         # Attention to a growing tree's cached nodes knows their slots, not their depths: a window would need these.
-        self.keeps_trees: bool = backend.keeps_trees and not getattr(config, "sliding_window", None)
+        bounds = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+        self.keeps_trees: bool = backend.keeps_trees and not any(bounds)
         self.dtype: torch.dtype = model.dtype
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device

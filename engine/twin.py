@@ -20,10 +20,12 @@ TWIN_LAYERS = 4
 TWIN_HEAD = 32
 # Boundaries that the twin's tokens cross more than once.
 TWIN_WINDOW = 6
+TWIN_CHUNK = 11
 TWIN_SCALED_FROM = 16
 TWIN_SIZES = {
     "vocab_size": 97,
     "intermediate_size": 48,
+    "intermediate_size_mlp": 48,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
     "num_experts": 4,
@@ -32,8 +34,17 @@ TWIN_SIZES = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "sliding_window": TWIN_WINDOW,
+    "attention_chunk_size": TWIN_CHUNK,
+    "floor_scale": TWIN_CHUNK,
     "original_max_position_embeddings": TWIN_SCALED_FROM,
     "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
     "max_window_layers": 1,
 }
 NOT_KEPT = ("architectures", "dtype", "torch_dtype", "quantization_config", "transformers_version", "_name_or_path")
@@ -139,7 +150,7 @@ def twin_config(config: Any) -> Any:
     tiny_heads = tiny_kv if kv_heads == heads else 2 * tiny_kv
     tiny |= {"num_attention_heads": tiny_heads, "hidden_size": tiny_heads * TWIN_HEAD, "num_hidden_layers": len(kept)}
     tiny |= {name: tiny_kv for name in ("num_key_value_heads",) if settings.get(name)}
-    tiny |= {name: TWIN_HEAD for name in ("head_dim",) if settings.get(name)}
+    tiny |= {name: tiny.get("qk_rope_head_dim", TWIN_HEAD) for name in ("head_dim",) if settings.get(name)}
     tiny |= {name: 0 if name == "pad_token_id" else 1 for name in settings if name.endswith("_token_id")}
     for name, value in settings.items():
         if isinstance(value, list) and len(value) == layers:

@@ -13,17 +13,20 @@ from typing import Any, NoReturn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.architectures import listed
+from engine.attention.step import CHUNKED
 from turnout.errors import invalid
 
-LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
+LAYER_KINDS = frozenset({"full_attention", "sliding_attention", CHUNKED})
 MLP_KINDS = frozenset({"dense", "sparse"})
+# A state of fixed size stands for the tokens so far: it cannot be cut back to a prefix, as a cache of keys can.
+RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"})
 ROPE_KINDS = frozenset({"default", "linear", "llama3", "yarn"})  # whose angles depend on the position alone
 
 TWIN_TOKENS = 48  # of a twin, which so crosses every boundary that is smaller
 # Numbers that are sizes or identifiers: another one that large may be a boundary that the twin does not cross.
 SIZES = re.compile(
     r"vocab_size|(\w+_)?hidden_size\w*|\w*intermediate_size\w*|\w*head_dim|\w*_rank|(moe_)?num_\w+|n_\w+|\w*_token_id"
-    r"|max_position_embeddings|original_max_position_embeddings|sliding_window|max_window_layers|rope_theta"
+    r"|max_position_embeddings|original_max_position_embeddings|sliding_window|attention_chunk_size|floor_scale|max_window_layers|rope_theta"
     r"|query_pre_attn_scalar|attn_logit_softcapping|final_logit_softcapping"
 )
 
@@ -66,26 +69,31 @@ def _unknown(config: Any) -> Iterator[str]:
         yield "it is more than a causal language model"
     if getattr(config, "is_heterogeneous", False):
         yield "every layer has a configuration of its own"
-    if getattr(config, "kv_lora_rank", None):
-        yield "its attention is latent (kv_lora_rank), with keys and values of different widths"
+    for name, kind in _kinds(config):
+        if kind in RECURRENT_KINDS:
+            yield f"layers of kind {kind!r} ({name}) keep a recurrent state, which is not supported"
+        elif kind not in LAYER_KINDS | MLP_KINDS:
+            yield f"layers of kind {kind!r} ({name}) are not known"
     rope = getattr(config, "rope_parameters", None)
     if not rope:
         yield "its positions are not rotary (RoPE)"
     for variant in rope_variants(rope):
         if variant.get("rope_type") not in ROPE_KINDS:
             yield f"rotary scaling {variant.get('rope_type')!r} is not known"
-    for name, value in config.to_dict().items():
-        if name == "architectures" or not isinstance(value, list):
-            continue
-        for kind in value:
-            if isinstance(kind, str) and kind not in LAYER_KINDS | MLP_KINDS:
-                yield f"layers of kind {kind!r} ({name}) are not known"
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not isinstance(getattr(config, name, None), int):
             yield f"its configuration does not say {name}"
     for name, value in _numbers(config.to_dict()):
         if abs(value) >= TWIN_TOKENS and not SIZES.fullmatch(name):
             yield f"{name} = {value} may be a boundary between positions, and is not known"
+
+
+def _kinds(config: Any) -> Iterator[tuple[str, str]]:
+    """Fields that list kinds of layers, and each kind; first `layer_types`, which may be derived from others."""
+    fields = {"layer_types": getattr(config, "layer_types", None), **config.to_dict()}
+    for name, value in fields.items():
+        if name != "architectures" and isinstance(value, list | tuple):
+            yield from ((name, kind) for kind in value if isinstance(kind, str))
 
 
 def rope_variants(rope: Any) -> list[dict[str, Any]]:

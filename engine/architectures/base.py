@@ -108,6 +108,18 @@ def logit_scale(config: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
+def kv_shape(config: Any) -> tuple[int, int]:
+    """Key/value heads and the width of one, as they are cached.
+
+    Of latent attention (`engine.attention.latent`) a token's latent and shared key are cached, as one head.
+    """
+    if rank := getattr(config, "kv_lora_rank", None):
+        return 1, int(rank + config.qk_rope_head_dim)
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return getattr(config, "num_key_value_heads", None) or heads, max(width, getattr(config, "v_head_dim", None) or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Everything that differs between architectures; the defaults are Llama's.
@@ -148,7 +160,7 @@ class Architecture:
         Raises:
             AttributeError: it has other parts.
         """
-        body = model.base_model
+        body = model.base_model if model.base_model is not model else model.model
         norm = next((getattr(body, name) for name in self.norms if hasattr(body, name)), None)
         if norm is None:
             raise AttributeError(f"the final norm is none of {', '.join(self.norms)}")

@@ -17,11 +17,9 @@ import torch
 
 from engine.attention.layout import Layout, select
 from engine.attention.prefixes import Prefixes
-from engine.attention.sdpa import SdpaStep, gather, tree_mask
+from engine.attention.sdpa import SCORE_BYTES, SdpaStep, gather, tree_mask
 from engine.attention.step import Scores
 from engine.cache.paged_kv import PagedKV
-
-SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,10 @@ class Joined:
         self.values[rows] = self.values[rows] * kept + values * taken
         self.weights[rows] = both
 
+    def weighed(self, sinks: torch.Tensor | None) -> torch.Tensor:
+        """The values, float32 [T, heads, dim], where sinks ([heads], as in `Scores`) take a share of the weights."""
+        return self.values if sinks is None else self.values * (self.weights - sinks.float()).sigmoid()[..., None]
+
 
 class GroupedStep:
     """One forward's attention; layers whose window may end inside a prefix attend as if nothing were shared.
@@ -94,7 +96,7 @@ class GroupedStep:
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
-        if scores.window is not None and self._positions_end > scores.window:
+        if scores.cut(self._positions_end):
             return self._plain.attend(layer, query, pairs, scores)
         cache = self._store.layers[layer]
         cache.index_copy_(0, self._slots, pairs)
@@ -102,7 +104,7 @@ class GroupedStep:
         for part in self._parts:
             for piece in _pieces(part, query.shape[1]):
                 joined.join(piece.rows, *_attend(piece, query[piece.rows], cache, self._layout.block_size, scores))
-        out = joined.values.to(query.dtype)
+        out = joined.weighed(scores.sinks).to(query.dtype)
         if self._apart is not None:
             step, rows = self._apart
             out[rows] = step.attend(layer, query[rows], pairs[rows], scores)

@@ -15,6 +15,9 @@ from engine.attention.layout import Int32, Layout
 from engine.attention.step import Scores
 from engine.cache.paged_kv import PagedKV
 
+SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
+Bounds = tuple[int | None, int | None]  # window and chunk
+
 
 @dataclass(slots=True)
 class _Singles:
@@ -29,21 +32,23 @@ class _Singles:
     width: int
     longest: int
     first_slot: int | None
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    masks: dict[Bounds, torch.Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+    def mask(self, scores: Scores, width: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Additive mask [B, 1, 1, width], made once per step; None when every row sees everything."""
-        if window not in self.masks:
-            self.masks[window] = self._build(window, width, dtype)
-        return self.masks[window]
+        bounds = (scores.window, scores.chunk)
+        if bounds not in self.masks:
+            self.masks[bounds] = self._build(scores, width, dtype)
+        return self.masks[bounds]
 
-    def _build(self, window: int | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
-        if self.first_slot is not None and (window is None or self.longest <= window):
+    def _build(self, scores: Scores, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        if self.first_slot is not None and not scores.cut(self.longest):
             return None
         column = torch.arange(width, device=self.lengths.device)
         seen = column < self.lengths[:, None]
-        if window is not None:
-            seen &= column >= self.lengths[:, None] - window
+        first = scores.first_seen(self.lengths[:, None] - 1)
+        if first is not None:
+            seen &= column >= first
         return _additive(seen, dtype)[:, None, None, :]
 
 
@@ -61,23 +66,25 @@ class _Span:
     first_slot: int
     places: torch.Tensor
     tree: torch.Tensor | None
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    masks: dict[Bounds, torch.Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def mask(self, scores: Scores, dtype: torch.dtype) -> torch.Tensor | None:
         """Additive mask [count, length], made once per step; None when `is_causal` says it all."""
-        if window not in self.masks:
-            self.masks[window] = self._build(window, dtype)
-        return self.masks[window]
+        bounds = (scores.window, scores.chunk)
+        if bounds not in self.masks:
+            self.masks[bounds] = self._build(scores, dtype)
+        return self.masks[bounds]
 
-    def _build(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def _build(self, scores: Scores, dtype: torch.dtype) -> torch.Tensor | None:
         whole = self.tree is None and self.length == self.count
-        if whole and (window is None or self.length <= window):
+        if whole and not scores.cut(self.length):
             return None
         device = self.places.device
         seen = tree_mask(self.count, self.length, self.tree).to(device)
-        if window is not None:
+        first = scores.first_seen(self.places[:, None])
+        if first is not None:
             keys = torch.cat([torch.arange(self.length - self.count, device=device), self.places])
-            seen &= keys[None, :] > self.places[:, None] - window
+            seen &= keys[None, :] >= first
         return _additive(seen, dtype)
 
 
@@ -129,8 +136,9 @@ class SdpaStep:
             pairs = gather(cache, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
         key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)
         grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
-        mask = group.mask(scores.window, width, query.dtype)
-        return _attend(grouped, key, value, mask, False, scores).reshape(batch, heads, dim)
+        mask = group.mask(scores, width, query.dtype)
+        sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
+        return _attend(grouped, key, value, mask, False, scores, sinks).reshape(batch, heads, dim)
 
     def _attend_span(self, span: _Span, query: torch.Tensor, cache: torch.Tensor, scores: Scores) -> torch.Tensor:
         """query [count, heads, dim] -> same."""
@@ -142,8 +150,9 @@ class SdpaStep:
         groups = query.shape[1] // key.shape[0]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
-        mask = span.mask(scores.window, query.dtype)
-        out = _attend(query.transpose(0, 1)[None], key[None], value[None], mask, mask is None, scores)
+        mask = span.mask(scores, query.dtype)
+        sinks = None if scores.sinks is None else scores.sinks.view(1, -1, 1, 1)
+        out = _attend(query.transpose(0, 1)[None], key[None], value[None], mask, mask is None, scores, sinks)
         return out[0].transpose(0, 1)
 
 
@@ -227,16 +236,39 @@ def _attend(
     mask: torch.Tensor | None,
     causal: bool,
     how: Scores,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[B, H, n, dim] over [B, H, L, dim] -> [B, H, n, dim]."""
-    if how.softcap is None:
+    """[B, H, n, dim] over [B, H, L, dim] -> [B, H, n, dim]; sinks [1, H, 1 or n, 1] are those of each row."""
+    if how.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=how.scaling)
+    rows, keys = query.shape[-2], key.shape[-2]
+    if mask is None and causal:
+        mask = _additive(tree_mask(rows, keys, None).to(query.device), query.dtype)
+    most = max(SCORE_BYTES // (4 * query.shape[0] * query.shape[1] * keys), 1)
+    pieces = []
+    for start in range(0, rows, most):
+        piece = slice(start, start + most)
+        seen = mask if mask is None or mask.shape[-2] == 1 else mask[..., piece, :]
+        sunk = sinks if sinks is None or sinks.shape[-2] == 1 else sinks[..., piece, :]
+        pieces.append(_weigh(query[..., piece, :], key, value, seen, how, sunk))
+    return torch.cat(pieces, dim=-2)
+
+
+def _weigh(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    how: Scores,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """What torch's own attention leaves out: a soft cap, and sinks."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * how.scaling
-    scores = torch.tanh(scores / how.softcap) * how.softcap
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
     if mask is not None:
         scores = scores + mask
-    elif causal:
-        count = scores.shape[-1]
-        hidden = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.matmul(scores.softmax(-1).to(value.dtype), value)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : key.shape[-2]]
+    return torch.matmul(weights.to(value.dtype), value)

@@ -125,6 +125,7 @@ class ModuleStack:
                     position_ids=positions[None],
                     attention_mask=None,
                     turnout_step=step,
+                    turnout_positions=positions,
                 )
             if index + 1 in taps:
                 tapped[index + 1] = hidden[0]

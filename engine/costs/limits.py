@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -17,9 +18,12 @@ from engine.backends.weight_packing import packs
 from engine.checkpoints import read_config
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
-from turnout.checkpoint_files import check_checkpoint, tensors_of, weight_files
+from engine.text_side import OF_TEXT, is_wrapper
+from turnout.checkpoint_files import check_checkpoint, read_config_file, tensors_of, weight_files
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
+
+ALL = re.compile("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,36 +164,39 @@ def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     check_checkpoint(folder, field)
     config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize
-    return config, ModelShape.of(config, count_parameters(folder, field), itemsize)
+    counted = OF_TEXT if is_wrapper(read_config_file(folder, field)) else ALL
+    return config, ModelShape.of(config, count_parameters(folder, field, counted), itemsize)
 
 
-def count_parameters(folder: Path, field: str = "model") -> int:
+def count_parameters(folder: Path, field: str = "model", counted: re.Pattern[str] = ALL) -> int:
     """Numbers stored in a checkpoint's weight files, of which the numbers are not read.
 
     Args:
         folder: the checkpoint.
         field: its place in the configuration, for messages.
+        counted: what the names of tensors that count begin with.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for `field`, there are none, or one is no such file.
     """
     files = weight_files(folder, field)
-    return sum((_count if file.suffix == ".safetensors" else _count_pickled)(file, field) for file in files)
+    return sum((_count if file.suffix == ".safetensors" else _count_pickled)(file, field, counted) for file in files)
 
 
-def _count_pickled(file: Path, field: str) -> int:
+def _count_pickled(file: Path, field: str, counted: re.Pattern[str]) -> int:
     """Of a file that torch has written; weights that share their memory count once."""
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, ValueError, EOFError, UnpicklingError):
         message = f"{file} is not a whole weight file of torch 1.6 or later; save the model as safetensors"
         raise invalid(field, message) from None
-    tensors = [weight for weight in weights.values() if isinstance(weight, torch.Tensor)]
+    named = [weight for name, weight in weights.items() if counted.match(name)]
+    tensors = [weight for weight in named if isinstance(weight, torch.Tensor)]
     return sum({(each.data_ptr(), each.numel()): each.numel() for each in tensors}.values())
 
 
-def _count(file: Path, field: str) -> int:
-    return sum(prod(shape) for _, _, shape in tensors_of(file, field))
+def _count(file: Path, field: str, counted: re.Pattern[str]) -> int:
+    return sum(prod(shape) for name, _, shape in tensors_of(file, field) if counted.match(name))
 
 
 def _does_not_fit(needs: list[_Need], limit: int, field: str, held: int = 0) -> TurnoutError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
+from engine.architectures.base import kv_shape
 from turnout.errors import Code, TurnoutError
 
 PANEL = 32  # columns of a packed matrix are padded to a multiple of at most this; panels of narrower vectors have 16
@@ -40,13 +41,13 @@ class ModelShape:
     @classmethod
     def of(cls, config: Any, num_parameters: int, bytes_per_number: int) -> ModelShape:
         """From a Hugging Face configuration of a supported architecture."""
-        heads = config.num_attention_heads
+        kv_heads, head_dim = kv_shape(config)
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            heads=config.num_attention_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             vocab_size=config.vocab_size,
             num_parameters=num_parameters,
             tied=bool(config.tie_word_embeddings),

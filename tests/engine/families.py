@@ -110,6 +110,11 @@ def inputs(family: Family, shape: tuple[int, int, int], dtype: torch.dtype) -> t
     return tuple(torch.randn(size, generator=generator).to(dtype) for size in sizes)
 
 
+def sinks_of(heads: int) -> torch.Tensor:
+    """Sinks of which some take nearly nothing and some nearly everything."""
+    return torch.linspace(-3.0, 9.0, heads)
+
+
 def store_of(cache: torch.Tensor) -> PagedKV:
     """One layer with this content."""
     store = PagedKV(1, cache.shape[0], cache.shape[2], cache.shape[3], cache.dtype, CPU)

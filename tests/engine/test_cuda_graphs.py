@@ -294,6 +294,18 @@ def test_prompt_chunks_need_no_kernel_of_ours() -> None:
     assert torch.equal(stores[1].layers[0], stores[0].layers[0])
 
 
+@pytest.mark.parametrize(
+    ("dim", "scores"),
+    [(8, Scores(0.3, sinks=torch.linspace(-3.0, 9.0, 4))), (576, Scores(0.3)), (8, Scores(0.3, chunk=4))],
+    ids=["sinks", "wide_heads", "chunks"],
+)
+def test_what_no_kernel_of_ours_computes_goes_to_torch(dim: int, scores: Scores) -> None:
+    batch = Batch((1, 5), (3, 9), dim=dim)
+    stores = [batch.store(), batch.store()]
+    expected = SdpaStep(batch.layout(), stores[0]).attend(0, *batch.inputs(), scores)
+    assert torch.equal(CudaStep(batch.layout(), stores[1], 1).attend(0, *batch.inputs(), scores), expected)
+
+
 def test_a_tree_beyond_the_width_of_a_mask_goes_with_the_prompt_chunks() -> None:
     tree = random_tree(65, 7)
     batch = replace(Batch((65,), (9,)), trees={0: tree})

@@ -25,6 +25,7 @@ from engine.backends.native.attention import NativeStep
 from engine.backends.native.library import NativeUnavailableError, panel_columns
 from engine.backends.native.weights import PackedMatrix, interleaved, native_linear
 from engine.cache.paged_kv import PagedKV
+from tests.engine.families import sinks_of
 from tests.properties import cases
 from turnout.errors import TurnoutError
 
@@ -145,16 +146,33 @@ def attended(layout: Layout, slots: int, shape: tuple[int, int, int], scores: Sc
 @given(
     batch=batches(),
     window=st.none() | st.integers(1, 90),
+    chunked=st.booleans(),
     softcap=st.none() | st.just(5.0),
+    sinks=st.booleans(),
     num_threads=st.integers(1, 3),
 )
 @cases(25)
 def test_attention_equals_torch_for_any_ragged_batch(
-    shape: tuple[int, int, int], batch: tuple[Layout, int], window: int | None, softcap: float | None, num_threads: int
+    shape: tuple[int, int, int],
+    batch: tuple[Layout, int],
+    window: int | None,
+    chunked: bool,
+    softcap: float | None,
+    sinks: bool,
+    num_threads: int,
 ) -> None:
     layout, slots = batch
+    bounds: dict[str, Any] = {"chunk" if chunked else "window": window}
+    scores = Scores(0.3, softcap=softcap, sinks=sinks_of(shape[0]) if sinks else None, **bounds)
     with threads(num_threads):
-        got, expected = attended(layout, slots, shape, Scores(0.3, window, softcap), torch.float32)
+        got, expected = attended(layout, slots, shape, scores, torch.float32)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
+
+
+def test_heads_as_wide_as_latents_and_as_many_for_one_of_keys_equal_torch() -> None:
+    tables = [np.arange(first, first + 12, dtype=np.int32) for first in (0, 12)]
+    layout = lay_out([0] * 8, [7, 1], [30, 40], tables, BLOCK, {})
+    got, expected = attended(layout, 24 * BLOCK, (128, 1, 576), Scores(576**-0.5), torch.float32)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
-from engine.attention import grouped
+from engine.attention import grouped, sdpa
 from engine.attention.grouped import GroupedStep, Joined
 from engine.attention.layout import Layout, lay_out
 from engine.attention.prefixes import Prefixes, find_prefixes
@@ -23,7 +24,7 @@ from engine.attention.step import AttentionStep, Scores
 from engine.backends.base import NativeBackend
 from engine.backends.native.attention import NativeStep
 from engine.cache.paged_kv import PagedKV
-from tests.engine.families import Family, Member, families, inputs, store_of
+from tests.engine.families import Family, Member, families, inputs, sinks_of, store_of
 from tests.engine.harness import twins
 from tests.engine.margin import assert_best
 from tests.properties import cases
@@ -60,34 +61,39 @@ def threads(count: int) -> Iterator[None]:
 
 class TestAttention:
     @pytest.mark.parametrize("shape", SHAPES)
-    @given(family=families(), softcap=st.none() | st.just(5.0), num_threads=st.integers(1, 3))
+    @given(family=families(), softcap=st.none() | st.just(5.0), sinks=st.booleans(), num_threads=st.integers(1, 3))
     @cases(30)
     def test_equals_plain_attention_for_any_forest(
-        self, shape: tuple[int, int, int], family: Family, softcap: float | None, num_threads: int
+        self, shape: tuple[int, int, int], family: Family, softcap: float | None, sinks: bool, num_threads: int
     ) -> None:
         found = find_prefixes(family.layout(), 1, 1)
+        scores = Scores(0.3, softcap=softcap, sinks=sinks_of(shape[0]) if sinks else None)
         with threads(num_threads):
-            mine, plain = attended(family, shape, Scores(0.3, softcap=softcap), found)
+            mine, plain = attended(family, shape, scores, found)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("shape", SHAPES)
-    @given(family=families(), softcap=st.none() | st.just(5.0))
+    @given(family=families(), softcap=st.none() | st.just(5.0), sinks=st.booleans())
     @cases(20)
     def test_torch_operations_do_the_same(
-        self, shape: tuple[int, int, int], family: Family, softcap: float | None
+        self, shape: tuple[int, int, int], family: Family, softcap: float | None, sinks: bool
     ) -> None:
         found = find_prefixes(family.layout(), 1, 1)
         assume(found is not None)
-        mine, plain = attended(family, shape, Scores(0.3, softcap=softcap), found, step=GroupedStep)
+        scores = Scores(0.3, softcap=softcap, sinks=sinks_of(shape[0]) if sinks else None)
+        mine, plain = attended(family, shape, scores, found, step=GroupedStep)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("step", [NativeStep, GroupedStep])
-    @given(family=families(keeps_trees=False), window=st.integers(1, 90))
+    @given(family=families(keeps_trees=False), bound=st.sampled_from(("window", "chunk")), width=st.integers(1, 90))
     @cases(40)
-    def test_a_window_that_cuts_into_a_prefix_is_kept(self, step: Any, family: Family, window: int) -> None:
+    def test_a_window_or_chunk_that_cuts_into_a_prefix_is_kept(
+        self, step: Any, family: Family, bound: str, width: int
+    ) -> None:
         found = find_prefixes(family.layout(), 1, 1)
         assume(found is not None)
-        mine, plain = attended(family, (4, 2, 8), Scores(0.3, window), found, step=step)
+        scores = replace(Scores(0.3), **{bound: width})
+        mine, plain = attended(family, (4, 2, 8), scores, found, step=step)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("most_rows", [1, 3])
@@ -106,6 +112,16 @@ class TestAttention:
         mine, plain = attended(family, (heads, 2, 8), Scores(0.3), found, step=GroupedStep)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
         assert 0 < max(taken) <= most
+
+    @pytest.mark.parametrize("most_rows", [1, 3])
+    def test_torch_weighs_in_pieces_what_it_has_no_operation_for(
+        self, most_rows: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        members = (Member(-1, 0, 8), Member(-1, 30, 8, 6), Member(-1, 2), Member(-1, 9))
+        family, scores = Family(((-1, 1),), members), Scores(0.3, softcap=5.0, sinks=sinks_of(4))
+        monkeypatch.setattr(sdpa, "SCORE_BYTES", 4 * 4 * 38 * most_rows)
+        mine, plain = attended(family, (4, 2, 8), scores, None)
+        torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
     @given(family=families())
     @cases(30)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +18,42 @@ import engine.twin
 from decoding.model import ReadSpec
 from decoding.partial_forward import LayerSelection, Sketch
 from decoding.sequence import Sequence
+from decoding.tree import DraftTree
+from decoding.verifiers.match import MatchVerifier
 from engine.architectures import architecture_named, listed
 from engine.architectures.base import TINY, TINY_EXPERTS, TINY_WINDOW
+from engine.attention.latent import Latent
 from engine.attention.step import Scores
 from engine.backends.base import Kernels
+from engine.costs.resources import ModelShape
 from engine.loaded_model import check_supported
 from engine.loading import prepare
 from engine.parallel.sharding import check_heads
 from engine.reuse.rotation import Rotation
 from engine.twin import check_twin
 from pool.local_pool import LocalPool
-from tests.engine.architectures import assert_config_equals_plain_forward
-from tests.engine.harness import ask_all, assert_claimed, call_of, engine_model, pair_config
+from tests.engine.architectures import TOLERANCE, assert_config_equals_plain_forward
+from tests.engine.harness import ask_all, assert_claimed, call_of, engine_model, pair_config, twins
 from training.random_models import BYTE_VOCAB, byte_tokenizer, random_model
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 KINDS = ["sliding_attention", "full_attention"]
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 ACCEPTED: dict[str, dict[str, Any]] = {
     "olmo3": {"sliding_window": TINY_WINDOW, "layer_types": KINDS, "rope_parameters": YARN},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5},
@@ -51,18 +71,51 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": TINY_WINDOW, "layer_types": KINDS},
     "ministral3": {"head_dim": 8, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
     "phi": {},
+    "gpt_oss": {
+        **TINY_EXPERTS,
+        "head_dim": 8,
+        "sliding_window": TINY_WINDOW,
+        "layer_types": KINDS,
+        "rope_parameters": {**YARN, "truncate": False},
+    },
+    "deepseek_v2": {**LATENTS, "topk_method": "group_limited_greedy", "q_lora_rank": None},
+    "deepseek_v3": {**LATENTS, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    "granitemoeshared": {
+        **TINY_EXPERTS,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.5,
+        "shared_intermediate_size": 24,
+    },
+    "llama4_text": {
+        **TINY_EXPERTS,
+        "head_dim": 8,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "layer_types": ["chunked_attention", "full_attention"],
+        "attention_chunk_size": 5,
+        "floor_scale": 7,
+        "attn_scale": 0.5,
+    },
 }
+# Whose twins are enough: they differ from one above by modules that are transformers' own.
+SIMILAR = ["granitemoe", "olmoe", "qwen2_moe", "glm4_moe_lite"]
+HYBRIDS = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
+    *("kimi_linear", "minimax", "recurrent_gemma", "mamba2"),
+)
+# What the usual configuration of a class leaves open.
+UNSET: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6, "num_key_value_heads": 32}}
 REFUSED = {
-    "gpt_oss": "attention argument 's_aux' is not known",
-    "deepseek_v3": "its attention is latent (kv_lora_rank)",
-    "qwen3_next": "layers of kind 'linear_attention' (layer_types) are not known",
-    "llama4_text": "layers of kind 'chunked_attention' (layer_types) are not known",
-    "falcon_h1": "mamba_d_ssm = 1024 may be a boundary between positions",
+    "deepseek_v32": "layers of kind 'indexed_attention' (layer_types) are not known",
+    **dict.fromkeys(HYBRIDS, "layers of kind 'linear_attention' (layer_types) keep a recurrent state, which is not "),
+    "lfm3": "layers of kind 'conv' (layer_types) keep a recurrent state",
+    "falcon_h1": "layers of kind 'hybrid' (layer_types) keep a recurrent state",
     "stablelm": "its layers do not hand arguments on to transformers' attention interface",
     "nanochat": "a tiny twin differs from its plain forward by ",
     "diffllama": "its layers do not call transformers' attention interface once each, in their order",
     "falcon": "it has other parts",
-    "lfm3": "rotary scaling 'proportional' is not known",
     "dots3_note_text": "every layer has a configuration of its own",
     "gpt2": "its positions are not rotary (RoPE)",
     "bert": "its positions are not rotary (RoPE)",
@@ -95,6 +148,13 @@ def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.twin._proven", set())
 
 
+def test_of_latents_one_head_is_cached() -> None:
+    shape = ModelShape.of(AutoConfig.for_model("deepseek_v3"), 671 * 10**9, 2)
+    assert shape.kv_bytes_per_token == 2 * 61 * (512 + 64) * 2
+    plan = prepare(random_model(config_of("deepseek_v3"), seed=3, spread=0.2)).plan
+    assert plan.cache(16, plan.device).layers[0].shape == (16, 2, 1, 16 + 4)
+
+
 def test_none_of_them_has_a_file() -> None:
     assert not set(listed()) & (set(ACCEPTED) | set(REFUSED))
 
@@ -105,9 +165,15 @@ async def test_tokens_and_logits_equal_the_plain_forward_in_a_ragged_batch(kind:
     await assert_config_equals_plain_forward(config_of(kind), kernels, "cpu")
 
 
-@pytest.mark.parametrize("kind", ACCEPTED)
+@pytest.mark.parametrize("kind", [*ACCEPTED, *SIMILAR])
 def test_configurations_of_real_size_are_proven_by_a_twin(kind: str) -> None:
-    check(AutoConfig.for_model(kind))
+    check(AutoConfig.for_model(kind, **UNSET.get(kind, {})))
+
+
+def test_short_convolutions_are_refused_by_their_kind() -> None:
+    kinds = ["conv", "full_attention"]
+    config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=kinds)
+    assert "layers of kind 'conv' (layer_types) keep a recurrent state" in refusal(config)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -123,9 +189,35 @@ def windows_are_lost(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
     original: Callable[..., torch.Tensor] = engine.twin._WatchedStep.attend
 
     def attend(self: Any, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
-        return original(self, layer, query, pairs, Scores(scores.scaling, None, scores.softcap))
+        return original(self, layer, query, pairs, replace(scores, window=None))
 
     monkeypatch.setattr(engine.twin._WatchedStep, "attend", attend)
+
+
+def sinks_are_lost(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """As if attention did not add them."""
+    original: Callable[..., torch.Tensor] = engine.twin._WatchedStep.attend
+
+    def attend(self: Any, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
+        return original(self, layer, query, pairs, replace(scores, sinks=None))
+
+    monkeypatch.setattr(engine.twin._WatchedStep, "attend", attend)
+
+
+def chunks_are_lost(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """As if the kind of a layer did not matter."""
+    monkeypatch.setattr("engine.attention.step._chunk_of", lambda module: None)
+
+
+def temperature_counts_rows(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """As transformers' module does without its own cache."""
+    monkeypatch.setattr("engine.loaded_model.take_temperature", lambda layer: None)
+
+
+def latents_are_those_of_other_heads(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """As if the heads of queries and of what expands latents stood in different orders."""
+    original: Callable[..., torch.Tensor] = Latent.absorb
+    monkeypatch.setattr(Latent, "absorb", lambda self, query: original(self, query.flip(1)).flip(1))
 
 
 def around_layers(monkeypatch: pytest.MonkeyPatch, config: Any, change: Callable[..., torch.Tensor]) -> None:
@@ -166,6 +258,10 @@ def layers_have_a_state(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
         ("starcoder2", windows_are_lost, "in one piece"),
         ("ministral3", positions_are_lost, "in one piece"),
         ("granite", layers_have_a_state, "in 5 chunks"),
+        ("gpt_oss", sinks_are_lost, "in one piece"),
+        ("llama4_text", chunks_are_lost, "in one piece"),
+        ("llama4_text", temperature_counts_rows, "in 5 chunks"),
+        ("deepseek_v3", latents_are_those_of_other_heads, "in one piece"),
     ],
 )
 def test_the_twin_of_a_real_configuration_shows_a_planted_fault(
@@ -205,6 +301,30 @@ async def test_a_pair_answers_with_any_method(kind: str, tmp_path: Path) -> None
         assert_claimed(tmp_path, call, reply)
     assert replies[1].ids == replies[2].ids == replies[3].ids
     await pool.close()
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "llama4_text"])
+async def test_trees_behind_a_cached_prefix_equal_the_plain_forward(kind: str) -> None:
+    model, plain = twins(config_of(kind), seed=3, spread=0.2, block_size=4)
+    prefix = list(range(3, 21))
+    first = Sequence([*prefix, 7], SamplingParams(), seed=0)
+    await model.extend(first)
+    model.release(first)
+    tree = DraftTree((5, 6, 7, 8), (-1, -1, 0, 1), "d")
+    logits = ReadSpec(draw=None, logits=True)
+
+    async def verify(last: int) -> None:
+        seq = Sequence([*prefix, last], SamplingParams(), seed=0)
+        result = await model.verify(seq, tree, MatchVerifier(), logits)
+        for row, path in zip(result.rows, ([], [5], [6], [5, 7], [6, 8]), strict=True):
+            assert row.logits is not None
+            expected = plain.logits([*seq.tokens, *path])[-1]
+            torch.testing.assert_close(row.logits, expected, atol=TOLERANCE, rtol=0)
+        assert seq.meter.models["m"].cached_tokens == 16
+        model.release(seq)
+
+    await asyncio.gather(verify(7), verify(9))
+    await model.close()
 
 
 def test_weights_whose_forward_differs_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

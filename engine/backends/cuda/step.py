@@ -17,6 +17,8 @@ from engine.cache.paged_kv import PagedKV
 
 # Sequences that feed more tokens than this are prompt chunks: bound by arithmetic, and better off with gathered keys.
 MAX_FED = MAX_TREE
+# Rows of wider heads, such as latents, do not fit into a program's registers: torch attends to those.
+MAX_HEAD_DIM = 256
 
 
 class PagedStep:
@@ -113,6 +115,10 @@ class CudaStep:
         return bool((self.layout.counts <= MAX_FED).all())
 
     @cached_property
+    def _plain(self) -> SdpaStep:
+        return SdpaStep(self.layout, self.store)
+
+    @cached_property
     def parts(self) -> PagedStep | MixedStep:
         """What computes it."""
         if self.is_short:
@@ -121,4 +127,7 @@ class CudaStep:
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
+        cut = scores.chunk is not None and scores.cut(int(self.layout.positions.max()) + 1)
+        if cut or scores.sinks is not None or query.shape[-1] > MAX_HEAD_DIM:
+            return self._plain.attend(layer, query, pairs, scores)
         return self.parts.attend(layer, query, pairs, scores)

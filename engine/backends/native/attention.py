@@ -68,6 +68,7 @@ class NativeStep:
         cache.index_copy_(0, torch.from_numpy(self._layout.slots), pairs)
         query = query.contiguous()
         out = torch.empty_like(query)
+        sinks = None if scores.sinks is None else scores.sinks.detach().float().contiguous()
         native.library().turnout_attention(
             query.dtype == torch.bfloat16,
             ctypes.byref(self.batch),
@@ -75,7 +76,7 @@ class NativeStep:
             cache.shape[2],
             cache.shape[3],
             query.shape[1],
-            ctypes.byref(scores_struct(scores)),
+            ctypes.byref(scores_struct(scores, sinks)),
             query.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),
@@ -83,9 +84,15 @@ class NativeStep:
         return out
 
 
-def scores_struct(scores: Scores) -> native.Scores:
-    """The same for the kernels, where 0 stands for absent."""
-    return native.Scores(scores.scaling, scores.softcap or 0.0, scores.window or 0)
+def scores_struct(scores: Scores, sinks: torch.Tensor | None = None) -> native.Scores:
+    """The same for the kernels, where 0 stands for absent.
+
+    Args:
+        scores: how products become weights.
+        sinks: its sinks, contiguous and in float32; kept by the caller while the kernels run.
+    """
+    address = None if sinks is None else sinks.data_ptr()
+    return native.Scores(scores.scaling, scores.softcap or 0.0, scores.window or 0, scores.chunk or 0, address)
 
 
 def _tree_masks(layout: Layout, largest: int) -> np.ndarray:

@@ -71,9 +71,15 @@ class Batch(ctypes.Structure):
 
 
 class Scores(ctypes.Structure):
-    """How products become weights; 0 stands for no soft cap and no window."""
+    """How products become weights; 0 stands for no soft cap, no window, no chunk and no sinks."""
 
-    _fields_ = (("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", ctypes.c_int64))
+    _fields_ = (
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+    )
 
 
 class Layer(ctypes.Structure):

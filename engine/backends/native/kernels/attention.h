@@ -137,7 +137,7 @@ class Attention {
       tile = following;
     }
     for (Index row = 0; row < all; row++) {
-      const Floats scale = fill(1.0f / b.total[row]);
+      const Floats scale = fill(1.0f / (b.total[row] + sink(heads.begin, row, rows, b.highest[row])));
       T* to = at(out, start, heads.begin, row, rows);
       for (Index column = 0; column < dim; column += LANES)
         store(to + column, load(&b.sums[row * width_ + column]) * scale,
@@ -161,8 +161,17 @@ class Attention {
 
   template <typename U>
   U* at(const Rows<U>& matrix, Index start, Index first_head, Index row, Index rows) const {
-    const Index head = first_head + row / rows, inside = row % rows;
-    return matrix.at(start + inside / group_, head * group_ + inside % group_, cache_.dim);
+    return matrix.at(start + row % rows / group_, head_of(first_head, row, rows), cache_.dim);
+  }
+
+  // The query head of a piece's row.
+  Index head_of(Index first_head, Index row, Index rows) const {
+    return (first_head + row / rows) * group_ + row % rows % group_;
+  }
+
+  // The weight of the sink of a row's head, relative to the row's highest score as its total is.
+  float sink(Index first_head, Index row, Index rows, float highest) const {
+    return scores_.sinks == nullptr ? 0.0f : std::exp(scores_.sinks[head_of(first_head, row, rows)] - highest);
   }
 
   // One tile of keys against the rows first..first+rows-1 of one key head.
@@ -198,9 +207,9 @@ class Attention {
     const Index end = in_tree ? length : context + first + tokens;
     if (shared_ && batch_.leaves[sequence] >= 0) return {batch_.prefixes[batch_.leaves[sequence]].end_key, end};
     Index begin = 0;
-    if (scores_.window > 0) {
+    if (scores_.bounded()) {
       const std::int64_t* positions = batch_.positions + batch_.starts[sequence] + first;
-      begin = std::max<Index>(0, *std::min_element(positions, positions + tokens) - scores_.window + 1);
+      begin = std::max<Index>(0, scores_.first_seen(*std::min_element(positions, positions + tokens)));
     }
     return {begin, end};
   }
@@ -213,14 +222,15 @@ class Attention {
     const Index context = length - fed_tokens, row = batch_.starts[sequence] + token, root = length - nodes;
     const bool is_node = token >= fed_tokens - std::min(nodes, fed_tokens);
     std::uint64_t bits = low(std::min(count, (is_node ? root : context + token + 1) - at));
-    if (scores_.window > 0) bits &= ~low(batch_.positions[row] - scores_.window + 1 - at);
+    const Index first = scores_.first_seen(batch_.positions[row]);
+    if (scores_.bounded()) bits &= ~low(first - at);
     if (!is_node) return bits;
     const std::uint64_t* mask = batch_.tree_masks + row * batch_.tree_words;
     for (Index key = std::max(at, root); key < at + count; key++) {
       const Index node = key - root;
-      // Keys before the fed rows have no position here: models with windows keep no nodes in the cache.
-      const bool near = scores_.window == 0 || batch_.positions[batch_.starts[sequence] + key - context] >
-                                                   batch_.positions[row] - scores_.window;
+      // Keys before the fed rows have no position here: models with windows or chunks keep no nodes in the cache.
+      const bool near =
+          !scores_.bounded() || batch_.positions[batch_.starts[sequence] + key - context] >= first;
       if (near && (mask[node / 64] >> (node % 64) & 1)) bits |= 1ull << (key - at);
     }
     return bits;

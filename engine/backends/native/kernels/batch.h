@@ -39,7 +39,18 @@ struct Batch {
 
 struct Scores {
   float scale, softcap;  // softcap 0: none
-  Index window;          // 0: none
+  Index window, chunk;   // 0: none
+  const float* sinks;    // [heads], logits that only the denominator counts; null: none
+
+  bool bounded() const { return window > 0 || chunk > 0; }
+
+  // Whether a token of a position below `end` may not see all before it.
+  bool cut(Index end) const { return (window > 0 && end > window) || (chunk > 0 && end > chunk); }
+
+  // The first position that a token sees.
+  Index first_seen(Index position) const {
+    return window > 0 ? position - window + 1 : chunk > 0 ? position / chunk * chunk : 0;
+  }
 };
 
 template <typename T>

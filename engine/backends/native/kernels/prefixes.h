@@ -31,9 +31,9 @@ inline Index partial_row(const Node& node, const Cache<T>& cache, Index group, I
   return node.before * cache.kv_heads * group + (span * cache.kv_heads + head) * rows;
 }
 
-// A window that ends inside a prefix would need rows of their own: such layers attend as if nothing were shared.
+// A window or chunk that ends inside a prefix would need rows of their own: such layers attend as if nothing were shared.
 inline bool shares(const Batch& batch, const Scores& scores) {
-  return batch.nodes > 0 && scores.scale > 0 && (scores.window == 0 || batch.positions_end <= scores.window);
+  return batch.nodes > 0 && scores.scale > 0 && !scores.cut(batch.positions_end);
 }
 
 // 2^x, to 1e-7 of it in float and 1e-4 for weights that are rounded to bfloat16; next to 0 for x below -125.
