@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
 from turnout.errors import invalid
 
 # Shown to answer text as the whole model does (tests/engine/test_text_side.py). Others may attend otherwise: PaliGemma
@@ -20,7 +22,9 @@ OF_TEXT = re.compile("|".join([*RENAMED, r"^lm_head\."]))
 
 def is_wrapper(values: dict[str, Any]) -> bool:
     """Whether a config.json is that of a model with a text side among others."""
-    return isinstance(values.get("text_config"), dict)
+    kind = values.get("model_type")
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    return known and "text_config" in CONFIG_MAPPING[kind].sub_configs
 
 
 def text_side(config: Any) -> Any:

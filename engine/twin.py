@@ -153,7 +153,7 @@ def twin_config(config: Any) -> Any:
     tiny |= {name: tiny.get("qk_rope_head_dim", TWIN_HEAD) for name in ("head_dim",) if settings.get(name)}
     tiny |= {name: 0 if name == "pad_token_id" else 1 for name in settings if name.endswith("_token_id")}
     for name, value in settings.items():
-        if isinstance(value, list) and len(value) == layers:
+        if _is_by_layer(value, layers):
             tiny[name] = [value[layer] for layer in kept]
     if rope := settings.get("rope_parameters"):
         factor = max(variant.get("factor") or 1.0 for variant in rope_variants(rope))
@@ -168,12 +168,17 @@ def _at_most(value: Any, most: int) -> Any:
 
 def _kept_layers(settings: dict[str, Any], layers: int) -> list[int]:
     """The first layer of every kind, and others up to `TWIN_LAYERS`."""
-    by_layer = [value for value in settings.values() if isinstance(value, list) and len(value) == layers]
+    by_layer = [value for value in settings.values() if _is_by_layer(value, layers)]
     first: dict[str, int] = {}
     for layer in range(layers):
         first.setdefault(repr([value[layer] for value in by_layer]), layer)
     rest = [layer for layer in range(layers) if layer not in first.values()]
     return sorted([*first.values(), *rest[: max(TWIN_LAYERS - len(first), 0)]])
+
+
+def _is_by_layer(value: Any, layers: int) -> bool:
+    """Whether a setting says something of each layer; a list of all layers (`moe_layers`) does not."""
+    return isinstance(value, list) and len(value) == layers and value != list(range(layers))
 
 
 def _tiny_rope(rope: dict[str, Any], longest: int) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Joined:
 
 
 class GroupedStep:
-    """One forward's attention; layers whose window may end inside a prefix attend as if nothing were shared.
+    """One forward's attention; layers whose window or chunk may end inside a prefix attend as if nothing were shared.
 
     Args:
         layout: the batch.

@@ -78,19 +78,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "layer_types": KINDS,
         "rope_parameters": {**YARN, "truncate": False},
     },
-    "deepseek_v2": {**LATENTS, "topk_method": "group_limited_greedy", "q_lora_rank": None},
     "deepseek_v3": {**LATENTS, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
-    "granitemoeshared": {
-        **TINY_EXPERTS,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 4.0,
-        "residual_multiplier": 0.5,
-        "shared_intermediate_size": 24,
-    },
     "llama4_text": {
         **TINY_EXPERTS,
         "head_dim": 8,
         "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 48,
         "moe_layers": [1],
         "no_rope_layers": [1, 0],
         "layer_types": ["chunked_attention", "full_attention"],
@@ -100,7 +93,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
 }
 # Whose twins are enough: they differ from one above by modules that are transformers' own.
-SIMILAR = ["granitemoe", "olmoe", "qwen2_moe", "glm4_moe_lite"]
+SIMILAR = ["deepseek_v2", "granitemoe", "granitemoeshared", "olmoe", "qwen2_moe", "glm4_moe_lite"]
 HYBRIDS = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
     *("kimi_linear", "minimax", "recurrent_gemma", "mamba2"),

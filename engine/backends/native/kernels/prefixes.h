@@ -31,7 +31,7 @@ inline Index partial_row(const Node& node, const Cache<T>& cache, Index group, I
   return node.before * cache.kv_heads * group + (span * cache.kv_heads + head) * rows;
 }
 
-// A window or chunk that ends inside a prefix would need rows of their own: such layers attend as if nothing were shared.
+// A bound that ends inside a prefix would need rows of their own: such layers attend as if nothing were shared.
 inline bool shares(const Batch& batch, const Scores& scores) {
   return batch.nodes > 0 && scores.scale > 0 && !scores.cut(batch.positions_end);
 }
