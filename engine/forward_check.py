@@ -66,7 +66,7 @@ def our_logits(plan: LoadedModel, chunks: tuple[int, ...], vocab_size: int, devi
     return torch.stack([row.logits for row in rows if row.logits is not None])
 
 
-def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(got: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
     """How far two forwards are apart: the root mean square over a row's logits, in the row where it is largest.
 
     The largest single difference would not do, since of rounding alone it grows with the vocabulary; it counts where
@@ -75,10 +75,12 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     Args:
         got: float32 [rows, vocab].
         expected: float32 [rows, vocab].
+        typical: take the median row instead: where rounding decides between two experts, a row is another one. In
+            bfloat16, plain forwards of random experts were up to 0.7 from those in float32 in 4 rows of 24.
 
     Returns:
         In standard deviations of `expected`; NaN where a number is none.
     """
     off = got - expected
-    largest = torch.maximum(off.square().mean(dim=-1).sqrt().max(), off.abs().max() / LONE)
-    return (largest / expected.std().clamp_min(1e-6)).item()
+    rows = torch.maximum(off.square().mean(dim=-1).sqrt(), off.abs().amax(dim=-1) / LONE)
+    return ((rows.median() if typical else rows.max()) / expected.std().clamp_min(1e-6)).item()

@@ -11,7 +11,7 @@ import torch
 from decoding.logits import NEG_INF
 from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_of
-from engine.architectures.base import kv_shape
+from engine.architectures.base import has_experts, kv_shape
 from engine.attention.latent import keep_latents
 from engine.attention.temperature import take_temperature
 from engine.backends.base import Backend
@@ -59,6 +59,7 @@ class LoadedModel:
     Attributes:
         ranks: processes the model is split over; `kv_heads` are those of one.
         rotates: for each layer whether it rotates queries and keys; empty: not known.
+        has_experts: whether tokens are routed to experts.
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
@@ -82,6 +83,7 @@ class LoadedModel:
         self.dtype: torch.dtype = model.dtype
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
+        self.has_experts = has_experts(config)
         self.rotates = (True,) * self.num_layers if architecture.rotates is None else architecture.rotates(config)
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed

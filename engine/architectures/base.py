@@ -108,6 +108,12 @@ def logit_scale(config: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
+def has_experts(config: Any) -> bool:
+    """Whether tokens are routed to experts, by the names transformers has for their number."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(config, name, None) or 0) > 1 for name in names)
+
+
 def kv_shape(config: Any) -> tuple[int, int]:
     """Key/value heads and the width of one, as they are cached.
 

@@ -181,6 +181,17 @@ def test_a_difference_does_not_grow_with_the_vocabulary_and_no_wrong_row_or_logi
         assert difference(rounded, expected) == pytest.approx(2.0 / 8, rel=0.01)
         rounded[17] = expected[16]
         assert difference(rounded, expected) == pytest.approx(2**0.5, rel=0.15)
+        assert difference(rounded, expected, typical=True) == pytest.approx(0.05, rel=0.15)
+        rounded[:13] = expected[11:].flip(0)[:13]
+        assert difference(rounded, expected, typical=True) > 1.0
+        rounded[3, 5] = torch.nan
+        assert not difference(rounded, expected, typical=True) <= 1.0
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_experts_that_rounding_chooses_are_no_fault(seed: int) -> None:
+    config = config_of("mixtral", num_hidden_layers=4, num_experts=16, num_local_experts=16)
+    assert prepare(random_model(config, seed=seed, spread=0.2).to(torch.bfloat16)).plan.has_experts
 
 
 def test_the_load_check_refuses_broken_numbers() -> None:
