@@ -42,12 +42,12 @@ def keep_latents(layer: nn.Module) -> None:
     """Have the latent attention of a decoder layer, where it has one, hand out latents for keys and values.
 
     Args:
-        layer: its attention is recognised by `expand_kv`, and gets an attribute `latent`.
+        layer: its attention is recognised by `expand_kv`, and gets an attribute `turnout_latent`.
     """
     module: Any
     for module in list(layer.modules()):
         if hasattr(module, "expand_kv") and module.kv_b_proj.bias is None:
-            module.latent = Latent(module)
+            module.turnout_latent = Latent(module)
             module.expand_kv = _as_they_are
             module.kv_b_proj = None
 

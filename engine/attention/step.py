@@ -123,8 +123,8 @@ def paged_attention(
         raise UnknownAttentionError(module, "its layers do not hand arguments on to transformers' attention interface")
     layer = module.layer_idx
     assert isinstance(layer, int)
-    latent: Latent | None = getattr(module, "latent", None)
-    temperature: Temperature | None = getattr(module, "temperature", None)
+    latent: Latent | None = getattr(module, "turnout_latent", None)
+    temperature: Temperature | None = getattr(module, "turnout_temperature", None)
     queries, width = query[0].transpose(0, 1), max(key.shape[-1], value.shape[-1])
     if latent is not None:
         queries = latent.absorb(queries)

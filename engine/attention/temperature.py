@@ -29,10 +29,10 @@ def take_temperature(layer: nn.Module) -> None:
     """Have positions of the batch scale the queries of a decoder layer, where its module would count its rows.
 
     Args:
-        layer: its attention is recognised by `attn_temperature_tuning`, and gets an attribute `temperature`.
+        layer: its attention is recognised by `attn_temperature_tuning`, and gets an attribute `turnout_temperature`.
     """
     module: Any
     for module in layer.modules():
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
-            module.temperature = Temperature(module)
+            module.turnout_temperature = Temperature(module)
             module.attn_temperature_tuning = False
