@@ -118,6 +118,11 @@ class Sequence:
         return learner_of(self.owner, self.tenant)
 
     @property
+    def greatest_length(self) -> int:
+        """Most of its tokens that a model ever has to read: the last one of the longest answer is not read."""
+        return self.num_prompt_tokens + self.sampling.max_tokens - 1
+
+    @property
     def answer(self) -> list[int]:
         """Tokens of the answer so far."""
         return self.tokens[self.num_prompt_tokens :]

@@ -52,10 +52,10 @@ def _check_feed(table: BlockTable, start: int, end: int) -> Feed:
 def our_logits(plan: LoadedModel, chunks: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
     """float32 [tokens, vocab] on a device: what our path computes for the tokens of `plain_logits`, fed in chunks."""
     count = sum(chunks)
-    seq = Sequence(_check_ids(vocab_size, count).tolist(), SamplingParams(), seed=0)
+    seq = Sequence(_check_ids(vocab_size, count).tolist(), SamplingParams(max_tokens=1), seed=0)
     num_blocks = -(-count // CHECK_BLOCK)
     store = plan.cache(num_blocks * CHECK_BLOCK, device)
-    table = BlockTable(seq, BlockPool(num_blocks, CHECK_BLOCK), store)
+    table = BlockTable(seq, BlockPool(num_blocks, CHECK_BLOCK, plan.rope_length), store)
     table.reserve(count)
     runner = Runner(plan, store, CHECK_BLOCK, device)
     rows, start = [], 0

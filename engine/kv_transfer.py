@@ -74,7 +74,7 @@ async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Ten
     """
     device, pool, size = model.batcher.device, model.pool, model.pool.block_size
     _check(kv, model.store, seq, start)
-    content = ContentHashes(seq, size)
+    content = ContentHashes(seq, size, pool.rope_length(seq))
     before = _published(pool, content, seq)
     end = min(start + kv.shape[1], len(seq) - 1) // size
     if start > len(before) * size or end <= len(before):
@@ -111,7 +111,8 @@ def token_bytes(model: EngineModel) -> int:
 
 def _cached(model: EngineModel, seq: Sequence) -> tuple[list[int], int]:
     """Blocks that hold the sequence's leading tokens exactly, and how many tokens these are."""
-    found = _published(model.pool, ContentHashes(seq, model.pool.block_size), seq)
+    content = ContentHashes(seq, model.pool.block_size, model.pool.rope_length(seq))
+    found = _published(model.pool, content, seq)
     table = model.batcher.tables.get(seq)
     if table is None:
         return found, len(found) * model.pool.block_size

@@ -17,12 +17,10 @@ from engine.attention.temperature import take_temperature
 from engine.backends.base import Backend
 from engine.backends.stacks import Head
 from engine.cache.paged_kv import PagedKV
+from engine.rope import unfit_rope
 from engine.unlisted import check_kind, check_unlisted
 from turnout.checkpoint_files import not_supported, quantization_of
 from turnout.errors import invalid
-
-# Rotary variants whose angles depend on the longest sequence of the batch: one request would change another's.
-BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 class Heads:
@@ -60,6 +58,7 @@ class LoadedModel:
         ranks: processes the model is split over; `kv_heads` are those of one.
         rotates: for each layer whether it rotates queries and keys; empty: not known.
         has_experts: whether tokens are routed to experts.
+        rope_length: of the greatest length of a sequence: the length whose rotary frequencies it gets (`engine.rope`).
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
@@ -84,6 +83,7 @@ class LoadedModel:
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.has_experts = has_experts(config)
+        self.rope_length = parts.rope_length
         self.rotates = (True,) * self.num_layers if architecture.rotates is None else architecture.rotates(config)
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed
@@ -134,12 +134,7 @@ def check_supported(config: Any, field: str = "model") -> None:
     architecture = architecture_of(config)
     if not architecture.listed:
         check_unlisted(config, field)
-    if (reason := architecture.unfit(config)) is not None:
+    if (reason := architecture.unfit(config) or unfit_rope(config)) is not None:
         raise invalid(field, f"{reason} ({kind})")
-    rope = getattr(config, "rope_parameters", None) or {}
-    variants = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
-    for variant in variants:
-        if variant.get("rope_type") in BATCH_DEPENDENT_ROPE:
-            raise invalid(field, f"rotary scaling {variant['rope_type']!r} is not supported ({kind})")
     if getattr(config, "use_bidirectional_attention", False):
         raise invalid(field, f"bidirectional attention is not supported ({kind})")

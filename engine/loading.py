@@ -15,6 +15,7 @@ from engine.backends.base import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model, reading
 from engine.forward_check import CHECK_CHUNKS, CHECK_TOLERANCE, difference, our_logits, plain_logits
 from engine.loaded_model import LoadedModel, check_supported
+from engine.rope import context_length, depends_on_length
 from engine.twin import check_twin
 from engine.unlisted import refuse
 from turnout.errors import Code, TurnoutError
@@ -98,6 +99,8 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
     model.config._attn_implementation = NAME
     digest = weights_digest(model.config.to_dict(), model.state_dict())  # before the plan packs weights anew
     dtype, vocab_size = model.dtype, model.config.vocab_size
+    if depends_on_length(model.config) and architecture_named(model.config.model_type).fused:
+        notes.append("decoding will be slower than it could be: rotary scaling by length runs the model's own modules")
     plan = LoadedModel(model, backend)
     checkpoint = Checkpoint(
         plan=plan,
@@ -105,7 +108,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
         dtype=dtype,
         num_parameters=num_parameters,
         vocab_size=vocab_size,
-        max_length=model.config.max_position_embeddings,
+        max_length=context_length(model.config),
         digest=digest,
         notes=notes,
     )

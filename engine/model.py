@@ -90,7 +90,9 @@ class EngineModel(PoolMember):
             self.notes.append(note)
         self.dtype = checkpoint.dtype
         self.numerics = numerics_class(plan.backend.name, device.torch_device)
-        self.pool = BlockPool(num_blocks, engine.block_size)
+        self.pool = BlockPool(
+            num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, self.max_length))
+        )
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         self.block_size, self.token_bytes = engine.block_size, token_bytes(self)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)
@@ -106,6 +108,9 @@ class EngineModel(PoolMember):
 
     def _table(self, seq: Sequence) -> BlockTable:
         table = self.batcher.tables.get(seq)
+        if table is not None and table.content.rope_length != self.pool.rope_length(seq):
+            self.release(seq)  # a router made its answer shorter: the keys are those of another length
+            table = None
         if table is None:
             table = self.batcher.tables[seq] = BlockTable(seq, self.pool, self.store)
         return table
@@ -190,7 +195,7 @@ class EngineModel(PoolMember):
         """See `decoding.model.Model.fork`."""
         twin = seq.fork(seed)
         table = self.batcher.tables.get(seq)
-        if table is not None:
+        if table is not None and table.content.rope_length == self.pool.rope_length(twin):
             self.batcher.tables[twin] = table.fork(twin)
         return twin
 

@@ -198,6 +198,7 @@ class Runner:
             self.block_size,
             trees,
             [feed.table.offset for feed in feeds],
+            [feed.table.content.rope_length for feed in feeds],
         )
 
 

@@ -14,7 +14,8 @@ from engine.backends.base import PlainBackend
 from engine.cache.paged_kv import PagedKV
 from engine.forward_check import CHECK_TOLERANCE, difference, our_logits, plain_logits
 from engine.loaded_model import LoadedModel
-from engine.unlisted import TWIN_TOKENS, refuse, rope_variants
+from engine.rope import depends_on_length, rope_variants
+from engine.unlisted import TWIN_TOKENS, refuse
 
 TWIN_LAYERS = 4
 TWIN_HEAD = 32
@@ -95,22 +96,27 @@ def _difference_of(model: Any) -> str | None:
     """Why a twin's forward is not ours; None: it is."""
     if any(getattr(module, "is_causal", True) is False for module in model.modules()):
         return "its attention is not causal"
-    expected = plain_logits(model, TWIN_TOKENS)
+    # Below the boundary of frequencies that depend on the length first: dynamic scaling does not return to it.
+    counts = (TWIN_SCALED_FROM, TWIN_TOKENS) if depends_on_length(model.config) else (TWIN_TOKENS,)
+    expected = {count: plain_logits(model, count) for count in counts}
     model.config._attn_implementation = NAME
     backend = _WatchedBackend()
     try:
         plan = LoadedModel(model, backend)
     except AttributeError as error:
         return f"it has other parts ({error})"
-    for chunks in TWIN_CHUNKS:
+    for chunks in (*TWIN_CHUNKS, (7, TWIN_SCALED_FROM - 7)):
+        if sum(chunks) not in expected:
+            continue
+        plain = expected[sum(chunks)]
         backend.calls.clear()
-        got = our_logits(plan, chunks, model.config.vocab_size, expected.device)
+        got = our_logits(plan, chunks, model.config.vocab_size, plain.device)
         if [layer for layer, _ in backend.calls] != list(range(plan.num_layers)) * len(chunks):
             return "its layers do not call transformers' attention interface once each, in their order"
         for _, scores in backend.calls:
             if scores.window not in (None, TWIN_WINDOW):
                 return f"attention has a window of {scores.window}, which is not its sliding_window"
-        apart = difference(got, expected)
+        apart = difference(got, plain)
         if not apart <= CHECK_TOLERANCE[torch.float32]:
             way = "in one piece" if len(chunks) == 1 else f"in {len(chunks)} chunks"
             return f"a tiny twin differs from its plain forward by {apart:.3g} of the logits' spread, {way}"
@@ -156,9 +162,11 @@ def twin_config(config: Any) -> Any:
         if _is_by_layer(value, layers):
             tiny[name] = [value[layer] for layer in kept]
     if rope := settings.get("rope_parameters"):
+        dynamic = any(variant.get("rope_type") == "dynamic" for variant in rope_variants(rope))
         factor = max(variant.get("factor") or 1.0 for variant in rope_variants(rope))
         tiny["rope_parameters"] = _tiny_rope(rope, int(TWIN_SCALED_FROM * factor))
-        tiny["max_position_embeddings"] = max(int(TWIN_SCALED_FROM * factor), TWIN_TOKENS)
+        longest = TWIN_SCALED_FROM if dynamic else max(int(TWIN_SCALED_FROM * factor), TWIN_TOKENS)
+        tiny["max_position_embeddings"] = longest
     return type(config).from_dict({**settings, **tiny})
 
 
@@ -183,6 +191,8 @@ def _is_by_layer(value: Any, layers: int) -> bool:
 
 def _tiny_rope(rope: dict[str, Any], longest: int) -> dict[str, Any]:
     tiny = {name: _tiny_rope(value, longest) if isinstance(value, dict) else value for name, value in rope.items()}
+    rotated = int(TWIN_HEAD * rope.get("partial_rotary_factor", 1.0))
+    tiny |= {name: value[: rotated // 2] for name, value in tiny.items() if isinstance(value, list)}  # LongRoPE's
     boundaries = {"original_max_position_embeddings": TWIN_SCALED_FROM, "max_position_embeddings": longest}
     return tiny | {name: value for name, value in boundaries.items() if name in tiny}
 

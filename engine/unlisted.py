@@ -14,13 +14,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.architectures import listed
 from engine.attention.step import CHUNKED
+from engine.rope import LENGTH_DEPENDENT, rope_variants
 from turnout.errors import invalid
 
 LAYER_KINDS = frozenset({"full_attention", "sliding_attention", CHUNKED})
 MLP_KINDS = frozenset({"dense", "sparse"})
 # A state of fixed size stands for the tokens so far: it cannot be cut back to a prefix, as a cache of keys can.
 RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"})
-ROPE_KINDS = frozenset({"default", "linear", "llama3", "yarn"})  # whose angles depend on the position alone
+ROPE_KINDS = LENGTH_DEPENDENT | {"default", "linear", "llama3", "yarn"}  # others depend on the position alone
 
 TWIN_TOKENS = 48  # of a twin, which so crosses every boundary that is smaller
 # Numbers that are sizes or identifiers: another one that large may be a boundary that the twin does not cross.
@@ -94,12 +95,6 @@ def _kinds(config: Any) -> Iterator[tuple[str, str]]:
     for name, value in fields.items():
         if name != "architectures" and isinstance(value, list | tuple):
             yield from ((name, kind) for kind in value if isinstance(kind, str))
-
-
-def rope_variants(rope: Any) -> list[dict[str, Any]]:
-    """The RoPE parameters of every kind of layer, from `rope_parameters` of a configuration."""
-    rope = rope or {}
-    return [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
 
 
 def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -101,9 +101,9 @@ class Encodings:
         """Of a chunk's tensor."""
         return self.chunk_tokens * self.layout.token_bytes
 
-    def chain(self, sharing: Sharing) -> Chain:
-        """Begin the digests of a sequence."""
-        return Chain(self.keyring, self.fingerprint, self.chunk_tokens, sharing)
+    def chain(self, sharing: Sharing, rope_length: int = 0) -> Chain:
+        """Begin the digests of a sequence; see `kvstore.keys.Chain`."""
+        return Chain(self.keyring, self.fingerprint, self.chunk_tokens, sharing, rope_length)
 
     def readable(self, lossy: bool) -> list[Encoding]:
         """List the encodings that a request of the quality class may read, best first."""

@@ -194,13 +194,14 @@ class Chain:
     """Links of one growing sequence, computed as far as they are asked for. Not for several threads at once.
 
     h_i = HMAC-SHA256(chain key of the namespace of chunk i, h_(i-1) || F || u32 n || n tokens as u32), all
-    little-endian, n the tokens of a chunk and h_(-1) 32 zero bytes.
+    little-endian, n the tokens of a chunk and h_(-1) 32 zero bytes. A rope length other than 0 follows n as u64.
 
     Args:
         keyring: the store's keys.
         fingerprint: of the model.
         chunk_tokens: of a chunk.
         sharing: whose the tokens are.
+        rope_length: a number that the keys of the sequence depend on besides its tokens; 0: on none.
 
     Raises:
         ValueError: a chunk without tokens.
@@ -208,13 +209,17 @@ class Chain:
 
     __slots__ = ("_head", "_keyring", "_links", "chunk_tokens", "sharing")
 
-    def __init__(self, keyring: Keyring, fingerprint: bytes, chunk_tokens: int, sharing: Sharing) -> None:
+    def __init__(
+        self, keyring: Keyring, fingerprint: bytes, chunk_tokens: int, sharing: Sharing, rope_length: int = 0
+    ) -> None:
         if chunk_tokens < 1:
             raise ValueError(f"a chunk has at least one token, not {chunk_tokens}")
         self.chunk_tokens = chunk_tokens
         self.sharing = sharing
         self._keyring = keyring
         self._head = fingerprint + chunk_tokens.to_bytes(4, "little")
+        if rope_length:
+            self._head += rope_length.to_bytes(8, "little")
         self._links: list[Link] = []
 
     def links(self, tokens: Sequence[int], count: int) -> list[Link]:

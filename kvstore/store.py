@@ -67,9 +67,9 @@ class PrefixStore:
         """Tokens in a chunk: a multiple of the engine's block."""
         return self.encodings.chunk_tokens
 
-    def chain(self, sharing: Sharing) -> Chain:
-        """Begin the digests of a sequence."""
-        return self.encodings.chain(sharing)
+    def chain(self, sharing: Sharing, rope_length: int = 0) -> Chain:
+        """Begin the digests of a sequence; see `kvstore.keys.Chain`."""
+        return self.encodings.chain(sharing, rope_length)
 
     async def fetch(self, wanted: Wanted) -> Found:
         """Find chunks that continue what is held; none on any fault, and within the configured time.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.rope import LengthRotary, depends_on_length
+
 TINY_WINDOW = 6
 TINY: Mapping[str, Any] = {
     "vocab_size": 97,
@@ -54,6 +56,15 @@ class ModelParts:
     head: nn.Module
     layer_types: tuple[str, ...]
     device: torch.device
+
+    @property
+    def fused(self) -> bool:
+        """Whether the fused, native and CUDA stacks compute its layers; their angles depend on positions alone."""
+        return self.architecture.fused and not isinstance(self.rotary, LengthRotary)
+
+    def rope_length(self, longest: int) -> int:
+        """See `engine.rope.LengthRotary.length_of`; 0 where the angles depend on positions alone."""
+        return self.rotary.length_of(longest) if isinstance(self.rotary, LengthRotary) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +184,10 @@ class Architecture:
         kinds = tuple(model.config.layer_types) if takes_layer_type(body.rotary_emb) else ()
         embed, scale = model.get_input_embeddings(), self.embedding_scale(model.config)
         embed = embed if scale == 1.0 else ScaledEmbedding(embed, scale)
+        rotary = body.rotary_emb
+        rotary = LengthRotary(rotary, model.config) if depends_on_length(model.config) else rotary
         return ModelParts(
-            self, embed, list(body.layers), body.rotary_emb, norm, model.get_output_embeddings(), kinds, model.device
+            self, embed, list(body.layers), rotary, norm, model.get_output_embeddings(), kinds, model.device
         )
 
     def tiny_settings(self, variant: str = "") -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Layout:
         trees: sequence -> bool [k, n]: its last k fed tokens are the last of the n rows of a block (the others are its
             last keys before them), and what they see of these n; absent: plainly causal.
         block_size: tokens a block holds.
+        rope_lengths: [B] lengths whose rotary frequencies each has, of `LoadedModel.rope_length`; None: all 0.
     """
 
     tokens: Int64
@@ -44,6 +45,7 @@ class Layout:
     offsets: Int64
     trees: dict[int, torch.Tensor] = field(default_factory=dict)
     block_size: int = 16
+    rope_lengths: Int64 | None = None
 
     @property
     def counts(self) -> Int32:
@@ -65,6 +67,11 @@ class Layout:
         """[T] positions without the offsets: where rows stand among the keys of their sequences."""
         return self.positions - np.repeat(self.offsets, self.counts)
 
+    @property
+    def row_rope_lengths(self) -> Int64 | None:
+        """[T] `rope_lengths` of each row."""
+        return None if self.rope_lengths is None else np.repeat(self.rope_lengths, self.counts)
+
 
 def lay_out(
     tokens: list[int],
@@ -74,6 +81,7 @@ def lay_out(
     block_size: int,
     trees: Mapping[int, tuple[torch.Tensor, Sequence[int]]],
     offsets: Sequence[int] | None = None,
+    rope_lengths: Sequence[int] = (),
 ) -> Layout:
     """Work out every row's position and slot at once.
 
@@ -85,6 +93,7 @@ def lay_out(
         block_size: tokens a block holds.
         trees: sequence -> (bool [k, n] as in `Layout.trees`, [k] places after the tokens before the block).
         offsets: [B] as in `Layout.offsets`; None: all 0.
+        rope_lengths: [B] as in `Layout.rope_lengths`; empty: all 0.
     """
     fed = np.asarray(counts, dtype=np.int64)
     context = np.asarray(cached, dtype=np.int64)
@@ -116,6 +125,7 @@ def lay_out(
         moved,
         masks,
         block_size,
+        np.asarray(rope_lengths, dtype=np.int64) if any(rope_lengths) else None,
     )
 
 
@@ -135,5 +145,6 @@ def select(layout: Layout, sequences: Int64) -> tuple[Layout, Int64]:
         layout.offsets[sequences],
         {place: layout.trees[b] for place, b in enumerate(sequences.tolist()) if b in layout.trees},
         layout.block_size,
+        None if layout.rope_lengths is None else layout.rope_lengths[sequences],
     )
     return part, rows

@@ -82,7 +82,7 @@ class TorchBackend(PlainBackend):
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
-        if parts.architecture.fused:
+        if parts.fused:
             return FusedLlamaStack(parts, dtype)
         for layer in parts.layers:
             pack_linears(layer)

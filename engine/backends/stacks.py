@@ -9,10 +9,11 @@ import torch
 
 from decoding.partial_forward import WHOLE, LayerSelection
 from engine.architectures.base import ModelParts
-from engine.attention.layout import Layout
+from engine.attention.layout import Int64, Layout
 from engine.attention.step import AttentionStep
 from engine.backends.parallel_attention import ModuleHalves, normed, run_groups
 from engine.backends.weight_packing import linear_part
+from engine.rope import LengthRotary
 from turnout.errors import Code, TurnoutError
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # normed hidden rows [R, hidden] -> float32 logits
@@ -103,7 +104,7 @@ class ModuleStack:
         device = self._parts.device
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
         hidden = self._parts.embed(ids[None]) if states is None else states[None].to(self._parts.norm.weight.dtype)
-        angles = self._rotate(hidden, positions[None])
+        angles = self._rotate(hidden, positions[None], layout.row_rope_lengths)
         if depth.groups:
             names = self._parts.architecture.halves
             if names is None:
@@ -135,9 +136,11 @@ class ModuleStack:
         """See `LayerStack.setups`."""
         return ()
 
-    def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Any]:
+    def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor, lengths: Int64 | None = None) -> list[Any]:
         """Position embeddings of every layer; some architectures have one kind per layer type."""
         parts = self._parts
+        if isinstance(parts.rotary, LengthRotary):
+            return [parts.rotary(hidden, positions, lengths)] * len(parts.layers)
         if not parts.layer_types:
             return [parts.rotary(hidden, positions)] * len(parts.layers)
         by_type = {kind: parts.rotary(hidden, positions, kind) for kind in set(parts.layer_types)}

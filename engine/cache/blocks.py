@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
 
+from decoding.sequence import Sequence
 from turnout.types import BlockHash
 
 
@@ -22,18 +24,25 @@ class BlockPool:
     Args:
         num_blocks: size of the pool.
         block_size: tokens a block holds.
+        rope_length: of the greatest length of a sequence: a number that its keys depend on besides the tokens, so that
+            only sequences with the same number share blocks; see `engine.rope`. None: always 0.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, rope_length: Callable[[int], int] | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError("a pool needs at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._rope_length = rope_length
         self._refs = [0] * num_blocks
         self._hash_of: dict[int, BlockHash] = {}
         self._by_hash: dict[BlockHash, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in _spread(num_blocks))
+
+    def rope_length(self, seq: Sequence) -> int:
+        """The number for a sequence, by the greatest length that it can reach."""
+        return 0 if self._rope_length is None else self._rope_length(seq.greatest_length)
 
     @property
     def num_available(self) -> int:

@@ -226,7 +226,7 @@ class SharedPrefixes:
     def _chain(self, table: BlockTable) -> Chain:
         chain = self._chains.get(table)
         if chain is None:
-            chain = self._chains[table] = self.store.chain(table.seq.sharing)
+            chain = self._chains[table] = self.store.chain(table.seq.sharing, table.content.rope_length)
         return chain
 
     def _completed(self, table: BlockTable, published: int) -> None:

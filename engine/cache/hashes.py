@@ -17,19 +17,22 @@ class ContentHashes:
     Args:
         seq: the sequence.
         size: tokens of a block.
+        rope_length: see the attribute.
 
     Attributes:
+        rope_length: the length whose rotary frequencies its keys have (`engine.rope`); 0: the usual ones.
         tainted_from: KV from this token on, the first of a block, may be inexact: no sequence that is exact there
             finds these blocks; None: all of it is exact.
     """
 
-    __slots__ = ("_chain", "_seq", "_size", "tainted_from")
+    __slots__ = ("_chain", "_seq", "_size", "rope_length", "tainted_from")
 
-    def __init__(self, seq: Sequence, size: int, tainted_from: int | None = None) -> None:
+    def __init__(self, seq: Sequence, size: int, rope_length: int = 0) -> None:
         self._seq = seq
         self._size = size
         self._chain: list[BlockHash] = []
-        self.tainted_from = tainted_from
+        self.rope_length = rope_length
+        self.tainted_from: int | None = None
 
     def first(self, count: int) -> list[BlockHash]:
         """Return hashes of leading full blocks: at least the first `count`, or all if there are fewer."""
@@ -44,6 +47,8 @@ class ContentHashes:
         key = self._seq.sharing.namespace(end).key
         if index:
             key += before[index - 1]
+        if self.rope_length:
+            key += b"rope %d" % self.rope_length
         if self.tainted_from is not None and end > self.tainted_from:
             key += LOSSY
         return BlockHash(hashlib.blake2b(content, key=hashlib.blake2b(key).digest(), digest_size=16).digest())

@@ -67,7 +67,7 @@ class BlockTable:
         self.tokens: list[int] = []
         self.blocks: list[int] = []
         self.scratch, self.offset = ScratchKV(), 0
-        self.content = ContentHashes(seq, pool.block_size)
+        self.content = ContentHashes(seq, pool.block_size, pool.rope_length(seq))
         self.origin = Origin()
         self.reused: Reused | None = None
         self.in_flight = self.released = False

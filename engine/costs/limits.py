@@ -18,6 +18,7 @@ from engine.backends.weight_packing import packs
 from engine.checkpoints import read_config
 from engine.costs.machine import memory_bytes
 from engine.costs.resources import ModelShape
+from engine.rope import context_length
 from engine.text_side import OF_TEXT, is_wrapper
 from turnout.checkpoint_files import check_checkpoint, read_config_file, tensors_of, weight_files
 from turnout.config import EngineConfig, ModelConfig, model_path
@@ -145,7 +146,7 @@ class _Need:
 def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) -> _Need:
     config, shape = read_shape(name, settings)
     slot_bytes = -(-shape.kv_bytes_per_token // ranks)
-    size = cache_size(name, slot_bytes, config.max_position_embeddings, settings, engine)
+    size = cache_size(name, slot_bytes, context_length(config), settings, engine)
     cache = size.num_blocks * engine.block_size * slot_bytes
     packed = settings.device == "cpu" and (engine.kernels != "torch" or packs(getattr(torch, settings.dtype)))
     # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.

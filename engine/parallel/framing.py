@@ -114,6 +114,7 @@ def pack_step(layout: Layout, depth: LayerSelection, states: torch.Tensor | None
         layout.offsets,
         integers(*layout.trees),
         integers(*(bound for group in depth.groups for bound in group)),
+        integers() if layout.rope_lengths is None else layout.rope_lengths,
         *(mask.numpy() for mask in layout.trees.values()),
     ]
     return arrays if states is None else [*arrays, rows_of(states)]
@@ -122,10 +123,12 @@ def pack_step(layout: Layout, depth: LayerSelection, states: torch.Tensor | None
 def unpack_step(arrays: list[Array]) -> tuple[Layout, LayerSelection, torch.Tensor | None]:
     """The other way round; states are float32 on the CPU."""
     block_size, first, last, has_states, *skipped = arrays[0].tolist()
-    parts, (sequences, bounds), rest = arrays[1:8], (each.tolist() for each in arrays[8:10]), arrays[10:]
+    parts, (sequences, bounds), rest = arrays[1:8], (each.tolist() for each in arrays[8:10]), arrays[11:]
+    rope_lengths = arrays[10] if len(arrays[10]) else None
     states = torch.from_numpy(rest.pop()) if has_states else None
     trees = {b: torch.from_numpy(mask) for b, mask in zip(sequences, rest, strict=True)}
     groups = tuple(zip(bounds[::2], bounds[1::2], strict=True))
     depth = LayerSelection(first, None if last < 0 else last, frozenset(skipped), groups)
     tokens, positions, slots, starts, lengths, blocks, offsets = parts
-    return Layout(tokens, positions, slots, starts, lengths, blocks, offsets, trees, block_size), depth, states
+    layout = Layout(tokens, positions, slots, starts, lengths, blocks, offsets, trees, block_size, rope_lengths)
+    return layout, depth, states

@@ -27,6 +27,7 @@ from engine.parallel.connections import LinkClosedError
 from engine.parallel.driver import LeadingPlan
 from engine.parallel.group import Group
 from engine.parallel.sharding import check_heads, localise
+from engine.rope import context_length
 from turnout.errors import Code, Interrupted, TurnoutError
 
 SAMPLES = 64  # places of a weight file that are compared between ranks
@@ -105,7 +106,7 @@ def load_sharded(
             dtype=share.model.dtype,
             num_parameters=share.num_parameters,
             vocab_size=config.vocab_size,
-            max_length=config.max_position_embeddings,
+            max_length=context_length(config),
             digest=share.digest,
             notes=notes,
         )

@@ -91,7 +91,8 @@ def engine_model(
 def shrink(model: EngineModel, num_blocks: int) -> None:
     """Make the block pool of an unused model that small."""
     assert not model.batcher.tables
-    model.pool.__init__(num_blocks, model.pool.block_size)  # type: ignore[misc]
+    pool = model.pool
+    pool.__init__(num_blocks, pool.block_size, pool._rope_length)  # type: ignore[misc]
 
 
 def twins(config: Any, seed: int, spread: float = 0.2, **options: Any) -> tuple[EngineModel, Reference]:

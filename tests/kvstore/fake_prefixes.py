@@ -46,8 +46,8 @@ class FakePrefixes:
         self._keyring = Keyring(ROOT)
         self._fingerprint = model.encode().ljust(32, b"-")
 
-    def chain(self, sharing: Sharing) -> Chain:
-        return Chain(self._keyring, self._fingerprint, self.chunk_tokens, sharing)
+    def chain(self, sharing: Sharing, rope_length: int = 0) -> Chain:
+        return Chain(self._keyring, self._fingerprint, self.chunk_tokens, sharing, rope_length)
 
     async def fetch(self, wanted: Wanted) -> Found:
         self.asked.append(wanted)

@@ -30,7 +30,7 @@ class CudaBackend:
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `engine.backends.base.Backend.stack`."""
-        if parts.architecture.fused:
+        if parts.fused:
             return CudaStack(parts, dtype, CudaRecorder(self._device))
         return ModuleStack(parts)
 

@@ -26,7 +26,7 @@ MAX_HEAD_DIM = 1024
 
 def fits_native(parts: ModelParts) -> bool:
     """Whether `NativeStack` can run this model; other models run their own modules over native linears."""
-    if not parts.architecture.fused:
+    if not parts.fused:
         return False
     attention = parts.layers[0].self_attn
     silu = parts.layers[0].mlp.config.hidden_act == "silu"
