@@ -78,7 +78,7 @@ def check_twin(config: Any, field: str = "model") -> None:
     if model is None:
         return
     try:
-        reason = _difference_of(model)
+        reason = twin_difference(model)
     except UnknownAttentionError as error:
         reason = error.reason
     except Exception as error:  # any modules
@@ -92,7 +92,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
 
 
-def _difference_of(model: Any) -> str | None:
+def twin_difference(model: Any) -> str | None:
     """Why a twin's forward is not ours; None: it is."""
     if any(getattr(module, "is_causal", True) is False for module in model.modules()):
         return "its attention is not causal"

@@ -41,11 +41,12 @@ class ModelParts:
         architecture: what is known of it.
         embed: token ids -> hidden states.
         layers: decoder layers in order.
-        rotary: position embeddings.
+        rotary: rotary position embeddings; None: there are none.
         norm: the final norm.
         head: hidden states -> logits.
         layer_types: one per layer where layers of several kinds have rotary embeddings of their own, else empty.
         device: where the weights are.
+        positions: positions -> what is added to the embeddings of tokens; None: nothing is.
     """
 
     architecture: Architecture
@@ -56,6 +57,7 @@ class ModelParts:
     head: nn.Module
     layer_types: tuple[str, ...]
     device: torch.device
+    positions: nn.Module | None = None
 
     @property
     def fused(self) -> bool:
@@ -78,7 +80,8 @@ class Halves:
         after_attention: the norm of what the attention gives.
         before_mlp: the norm of what the MLP takes.
         after_mlp: the norm of what the MLP gives.
-        parallel: an attribute that says whether the MLP does not see what the attention adds.
+        parallel: whether the MLP does not see what the attention adds, or an attribute that says so.
+        factor: an attribute with the factor on what each half adds; None: 1.
     """
 
     attention: str = "self_attn"
@@ -87,7 +90,8 @@ class Halves:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
-    parallel: str | None = None
+    parallel: str | bool = False
+    factor: str | None = None
 
 
 FOUR_NORMS = Halves(
@@ -145,7 +149,11 @@ class Architecture:
         title: its name in the documentation.
         listed: whether it has a file.
         norms: names of the final norm in the body; the first that is there counts.
+        layers: name of the decoder layers in the body.
+        positions: name of the embedding of absolute positions in the body; None: there is none.
+        adapt: changes a decoder layer before it is used.
         halves: see there; None: layers run whole only.
+        whole: whether layers can run whole: they pass arguments on to their attention.
         fused: whether the layers are Llama's, so that the fused, native and CUDA stacks compute them.
         splits: whether it can be split over processes by transformers' tensor-parallel plan.
         window: of an attention module; only fused stacks ask, others get it in every call.
@@ -160,7 +168,11 @@ class Architecture:
     title: str
     listed: bool = True
     norms: tuple[str, ...] = ("norm",)
+    layers: str = "layers"
+    positions: str | None = None
+    adapt: Callable[[Any], None] = lambda layer: None
     halves: Halves | None = field(default_factory=Halves)
+    whole: bool = True
     fused: bool = False
     splits: bool = True
     window: Callable[[Any], int | None] = own_window
@@ -181,13 +193,24 @@ class Architecture:
         norm = next((getattr(body, name) for name in self.norms if hasattr(body, name)), None)
         if norm is None:
             raise AttributeError(f"the final norm is none of {', '.join(self.norms)}")
-        kinds = tuple(model.config.layer_types) if takes_layer_type(body.rotary_emb) else ()
+        layers = list(getattr(body, self.layers))
+        for layer in layers:
+            self.adapt(layer)
+        rotary = None if self.positions is not None else body.rotary_emb
+        kinds = tuple(model.config.layer_types) if takes_layer_type(rotary) else ()
         embed, scale = model.get_input_embeddings(), self.embedding_scale(model.config)
         embed = embed if scale == 1.0 else ScaledEmbedding(embed, scale)
-        rotary = body.rotary_emb
         rotary = LengthRotary(rotary, model.config) if depends_on_length(model.config) else rotary
         return ModelParts(
-            self, embed, list(body.layers), rotary, norm, model.get_output_embeddings(), kinds, model.device
+            self,
+            embed,
+            layers,
+            rotary,
+            norm,
+            model.get_output_embeddings(),
+            kinds,
+            model.device,
+            None if self.positions is None else getattr(body, self.positions),
         )
 
     def tiny_settings(self, variant: str = "") -> dict[str, Any]:
@@ -208,6 +231,6 @@ class ScaledEmbedding(nn.Module):
         return states
 
 
-def takes_layer_type(rotary: nn.Module) -> bool:
+def takes_layer_type(rotary: nn.Module | None) -> bool:
     """Whether a rotary embedding has angles of its own for every kind of layer."""
-    return "layer_type" in inspect.signature(rotary.forward).parameters
+    return rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters

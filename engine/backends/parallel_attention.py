@@ -98,11 +98,17 @@ class ModuleHalves:
         layers: decoder layers.
         angles: one layer's position embeddings each.
         step: the forward's attention.
+        positions: int64 [1, T].
     """
 
-    def __init__(self, names: Halves, layers: list[Any], angles: list[Any], step: AttentionStep) -> None:
+    def __init__(
+        self, names: Halves, layers: list[Any], angles: list[Any], step: AttentionStep, positions: torch.Tensor
+    ) -> None:
         self._names, self._layers, self._angles, self._step = names, layers, angles, step
-        self._parallel = names.parallel is not None and getattr(layers[0], names.parallel)
+        self._positions = positions
+        parallel = names.parallel
+        self._parallel = parallel if isinstance(parallel, bool) else bool(getattr(layers[0], parallel))
+        self._factor = 1.0 if names.factor is None else float(getattr(layers[0], names.factor))
 
     def attentions(self, layers: range, hidden: torch.Tensor) -> list[torch.Tensor]:
         """See `SubLayers.attentions`; [1, T, hidden]."""
@@ -113,22 +119,29 @@ class ModuleHalves:
             attended: torch.Tensor = getattr(layer, names.attention)(
                 normed(layer, names.before_attention, hidden),
                 position_embeddings=self._angles[index],
+                position_ids=self._positions,
                 attention_mask=None,
                 turnout_step=self._step,
+                turnout_positions=self._positions[0],
             )[0]
             return attended
 
         modules = [getattr(self._layers[index], names.attention) for index in layers]
         attended = summed_once([getattr(module, names.output) for module in modules], attention, layers)
         return [
-            normed(self._layers[at], names.after_attention, each) for at, each in zip(layers, attended, strict=True)
+            self._scaled(normed(self._layers[at], names.after_attention, each))
+            for at, each in zip(layers, attended, strict=True)
         ]
 
     def feed_forward(self, index: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """See `SubLayers.feed_forward`; [1, T, hidden]."""
         layer, after = self._layers[index], hidden + attended
         seen = hidden if self._parallel else after
-        return after + normed(layer, self._names.after_mlp, layer.mlp(normed(layer, self._names.before_mlp, seen)))
+        added = normed(layer, self._names.after_mlp, layer.mlp(normed(layer, self._names.before_mlp, seen)))
+        return after + self._scaled(added)
+
+    def _scaled(self, added: torch.Tensor) -> torch.Tensor:
+        return added if self._factor == 1.0 else added * self._factor
 
 
 def normed(layer: Any, name: str | None, states: torch.Tensor) -> torch.Tensor:

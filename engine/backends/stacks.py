@@ -103,15 +103,10 @@ class ModuleStack:
         """See `LayerStack.hidden`; skips whole layers only."""
         device = self._parts.device
         ids, positions = (torch.from_numpy(array).to(device) for array in (layout.tokens, layout.positions))
-        hidden = self._parts.embed(ids[None]) if states is None else states[None].to(self._parts.norm.weight.dtype)
+        hidden = self._embed(ids, positions) if states is None else states[None].to(self._parts.norm.weight.dtype)
         angles = self._rotate(hidden, positions[None], layout.row_rope_lengths)
         if depth.groups:
-            names = self._parts.architecture.halves
-            if names is None:
-                kind = self._parts.architecture.title
-                message = f"layers of {kind!r} cannot run in groups: no file says what its layers consist of"
-                raise TurnoutError(Code.INVALID_ARGUMENT, message, "model")
-            halves = ModuleHalves(names, self._parts.layers, angles, step)
+            halves = self._halves(angles, step, positions)
             hidden, tapped = run_groups(halves, hidden, depth, len(angles), taps)
             return hidden[0], {layer: states[0] for layer, states in tapped.items()}
         tapped = {depth.first: hidden[0]} if depth.first in taps else {}
@@ -120,14 +115,7 @@ class ModuleStack:
             if any(skips) != all(skips):
                 raise ValueError("this architecture skips whole layers only")
             if not any(skips):
-                hidden = self._parts.layers[index](
-                    hidden,
-                    position_embeddings=angles[index],
-                    position_ids=positions[None],
-                    attention_mask=None,
-                    turnout_step=step,
-                    turnout_positions=positions,
-                )
+                hidden = self._layer(index, hidden, angles, step, positions)
             if index + 1 in taps:
                 tapped[index + 1] = hidden[0]
         return hidden[0], tapped
@@ -136,9 +124,40 @@ class ModuleStack:
         """See `LayerStack.setups`."""
         return ()
 
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._parts.embed(ids[None])
+        return hidden if self._parts.positions is None else hidden + self._parts.positions(positions[None])
+
+    def _layer(
+        self, index: int, hidden: torch.Tensor, angles: list[Any], step: AttentionStep, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """The residual stream after a layer, [1, T, hidden]."""
+        if not self._parts.architecture.whole:
+            halves = self._halves(angles, step, positions)
+            return halves.feed_forward(index, hidden, halves.attentions(range(index, index + 1), hidden)[0])
+        after: torch.Tensor = self._parts.layers[index](
+            hidden,
+            position_embeddings=angles[index],
+            position_ids=positions[None],
+            attention_mask=None,
+            turnout_step=step,
+            turnout_positions=positions,
+        )
+        return after
+
+    def _halves(self, angles: list[Any], step: AttentionStep, positions: torch.Tensor) -> ModuleHalves:
+        names = self._parts.architecture.halves
+        if names is None:
+            kind = self._parts.architecture.title
+            message = f"layers of {kind!r} cannot run in groups: no file says what its layers consist of"
+            raise TurnoutError(Code.INVALID_ARGUMENT, message, "model")
+        return ModuleHalves(names, self._parts.layers, angles, step, positions[None])
+
     def _rotate(self, hidden: torch.Tensor, positions: torch.Tensor, lengths: Int64 | None = None) -> list[Any]:
         """Position embeddings of every layer; some architectures have one kind per layer type."""
         parts = self._parts
+        if parts.rotary is None:
+            return [None] * len(parts.layers)
         if isinstance(parts.rotary, LengthRotary):
             return [parts.rotary(hidden, positions, lengths)] * len(parts.layers)
         if not parts.layer_types:

@@ -25,6 +25,17 @@ CONFIGS = {
 }
 
 
+def kernels_of(name: str) -> list[Kernels]:
+    """Those that compute differently in float32: without fused layers, torch operations are the modules' own."""
+    return ["native", "torch", "plain"] if architecture_named(CONFIGS[name][0]).fused else ["native", "plain"]
+
+
+def turns(name: str) -> bool:
+    """Whether it is known which layers rotate keys, half a head against the other."""
+    architecture = architecture_named(CONFIGS[name][0])
+    return architecture.rotates is None or bool(architecture.rotates(config_of(name)))
+
+
 def config_of(name: str, **changes: Any) -> Any:
     kind, variant = CONFIGS[name]
     return AutoConfig.for_model(kind, **{**architecture_named(kind).tiny_settings(variant), **changes})

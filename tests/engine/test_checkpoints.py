@@ -88,7 +88,7 @@ async def test_weights_that_are_not_used_are_noted(folder: Path) -> None:
         ({"model_type": ["llama"]}, "architecture ['llama'] is not supported: transformers has no causal "),
         (
             {"model_type": "theirs", "auto_map": {"AutoModelForCausalLM": "modeling_theirs.Theirs"}},
-            "auto_map: code of a checkpoint (modeling_theirs.Theirs) is never run; supported: gemma2, ",
+            "auto_map: code of a checkpoint (modeling_theirs.Theirs) is never run; supported: cohere2, ",
         ),
         (
             {"auto_map": {"AutoModelForCausalLM": "modeling_theirs.TheirLlama"}},

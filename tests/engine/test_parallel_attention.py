@@ -14,7 +14,7 @@ from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
 from engine.backends.base import Kernels
-from tests.engine.architectures import CONFIGS, config_of
+from tests.engine.architectures import CONFIGS, config_of, kernels_of
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config
 from turnout.types import SamplingParams
@@ -78,8 +78,7 @@ async def test_attentions_of_a_group_take_what_goes_into_it(kernels: Kernels, gr
     await model.close()
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch", "plain"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "kernels"), [(name, kernels) for name in CONFIGS for kernels in kernels_of(name)])
 async def test_groups_of_one_layer_are_the_model(name: str, kernels: Kernels) -> None:
     model, plain = twins(config_of(name), seed=3, spread=0.2, kernels=kernels, block_size=4)
     seq = sequence(*PREFIX)

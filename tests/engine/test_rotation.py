@@ -17,7 +17,7 @@ from engine.cache.paged_kv import PagedKV
 from engine.loaded_model import LoadedModel
 from engine.loading import prepare
 from engine.reuse.rotation import Rotation
-from tests.engine.architectures import CONFIGS, config_of
+from tests.engine.architectures import CONFIGS, config_of, turns
 from training.random_models import random_model
 from turnout.errors import TurnoutError
 
@@ -45,7 +45,7 @@ def moved(plan: LoadedModel, store: PagedKV, start: int, count: int, shift: int)
     return copy
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(filter(turns, CONFIGS)))
 @pytest.mark.parametrize("shift", [9, -5])
 def test_the_first_layer_after_a_move_is_that_of_a_full_encoding(name: str, shift: int) -> None:
     plan = plan_of(name)
@@ -60,7 +60,7 @@ def test_the_first_layer_after_a_move_is_that_of_a_full_encoding(name: str, shif
     assert float((unmoved - expected.layers[0][places, 0]).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(filter(turns, CONFIGS)))
 def test_keys_of_one_token_are_turned_by_its_position_in_every_layer(name: str) -> None:
     """All tokens being the same one, what goes into a layer is the same everywhere."""
     plan = plan_of(name)
@@ -80,7 +80,7 @@ def angles(plan: LoadedModel, layer: int, positions: torch.Tensor) -> Any:
     return cos[0, :, None], sin[0, :, None]
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(filter(turns, CONFIGS)))
 def test_every_layer_turns_by_its_own_angles(name: str) -> None:
     plan = plan_of(name)
     rotation = Rotation.of(plan)

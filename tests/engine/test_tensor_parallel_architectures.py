@@ -113,7 +113,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     cases = [
         (folder, 3, "3 does not divide its 2 key/value heads; allowed: 1, 2"),
         (folder, 4, "4 does not divide its 2 key/value heads; allowed: 1, 2"),
-        (saved(tmp_path / "phi3", "phi3"), 2, "must be 1: 'phi3' cannot be split; architectures that can: gemma2, "),
+        (saved(tmp_path / "phi3", "phi3"), 2, "must be 1: 'phi3' cannot be split; architectures that can: cohere2, "),
         (saved(tmp_path / "neox", "gpt_neox"), 3, "3 does not divide its 4 key/value heads; allowed: 1, 2, 4"),
         (saved(tmp_path / "moe", "qwen3_moe"), 4, "experts of width 24; allowed: 1, 2"),
     ]
