@@ -43,7 +43,7 @@ Target = Annotated[
 ]
 Draft = Annotated[str | None, typer.Option(help="Folder of the draft model; absent: the demo's small one.")]
 Trained = Annotated[Path | None, typer.Option(help="Folder of what was trained for the two; absent: the demo's.")]
-Precision = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of weights and arithmetic.")]
+Precision = Annotated[Literal["bfloat16", "float32", "float16"], typer.Option(help="Of weights and arithmetic.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of a forward; absent: all cores.")]
 Where = Annotated[str, typer.Option("--device", help="Where both models live: cpu, cuda or cuda:N.")]
 Out = Annotated[Path, typer.Option(help="Folder of the cells; what it holds is not measured again.")]

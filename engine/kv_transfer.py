@@ -114,7 +114,7 @@ def _cached(model: EngineModel, seq: Sequence) -> tuple[list[int], int]:
     content = ContentHashes(seq, model.pool.block_size, model.pool.rope_length(seq))
     found = _published(model.pool, content, seq)
     table = model.batcher.tables.get(seq)
-    if table is None:
+    if table is None or table.content.rope_length != content.rope_length:
         return found, len(found) * model.pool.block_size
     pairs = zip(table.tokens, seq.tokens, strict=False)  # a draft may stand behind them
     held = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(table), len(seq)))

@@ -17,7 +17,7 @@ from engine.attention.temperature import take_temperature
 from engine.backends.base import Backend
 from engine.backends.stacks import Head
 from engine.cache.paged_kv import PagedKV
-from engine.rope import unfit_rope
+from engine.rope import LengthRotary, unfit_rope
 from engine.unlisted import check_kind, check_unlisted
 from turnout.checkpoint_files import not_supported, quantization_of
 from turnout.errors import invalid
@@ -58,7 +58,6 @@ class LoadedModel:
         ranks: processes the model is split over; `kv_heads` are those of one.
         rotates: for each layer whether it rotates queries and keys; empty: not known.
         has_experts: whether tokens are routed to experts.
-        rope_length: of the greatest length of a sequence: the length whose rotary frequencies it gets (`engine.rope`).
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
@@ -83,7 +82,6 @@ class LoadedModel:
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.has_experts = has_experts(config)
-        self.rope_length = parts.rope_length
         self.rotates = (True,) * self.num_layers if architecture.rotates is None else architecture.rotates(config)
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed
@@ -92,6 +90,10 @@ class LoadedModel:
     def cache(self, num_slots: int, device: torch.device) -> PagedKV:
         """Return a new KV pool of `num_slots` tokens."""
         return PagedKV(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
+
+    def rope_length(self, longest: int) -> int:
+        """See `engine.rope.LengthRotary.length_of`; 0 where the angles depend on positions alone."""
+        return self.rotary.length_of(longest) if isinstance(self.rotary, LengthRotary) else 0
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> torch.Tensor:

@@ -93,7 +93,7 @@ def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True
         raise TurnoutError(Code.INVALID_ARGUMENT, message, "dtype")
     model.eval().requires_grad_(False)
     notes: list[str] = []
-    backend = choose_backend(kernels, model.device, shared_attention, notes)
+    backend = choose_backend(kernels, model.device, shared_attention, notes, model.dtype)
     expected = plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     model.config._attn_implementation = NAME
@@ -128,6 +128,9 @@ def check_forward(checkpoint: Checkpoint, expected: torch.Tensor) -> None:
             INTERNAL.
     """
     got = our_logits(checkpoint.plan, CHECK_CHUNKS, checkpoint.vocab_size, expected.device)
+    if checkpoint.dtype == torch.float16 and not torch.isfinite(expected).all():
+        message = "float16: the model's own numbers exceed its range; allowed for this model: bfloat16, float32"
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, "dtype")
     error = difference(got, expected, typical=checkpoint.plan.has_experts and checkpoint.dtype != torch.float32)
     if not error <= CHECK_TOLERANCE[checkpoint.dtype]:
         what = f"our forward differs from the plain one by {error:.3g} of the logits' spread"

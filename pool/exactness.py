@@ -10,7 +10,8 @@ from decoding.sequence import Sequence
 # Tokens whose scores, in nats and noise included, are closer than this may change places. float32 logits move by about
 # 1e-5 with the shape of a batch. In bfloat16 it moved the distance between the demo large model's two best tokens by
 # up to 0.05 nats in 288 places, and by 0.003 in half of them; an answer and the forward that judges it may each be off.
-TIES = {"float32": 1e-4, "bfloat16": 0.1}
+# float16 rounds to an eighth of that.
+TIES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.0125}
 
 
 async def behind(model: Model, seq: Sequence, path: tuple[int, ...], token: int) -> float:

@@ -23,7 +23,7 @@ from turnout.config import TurnoutConfig, model_path
 if TYPE_CHECKING:
     from kvstore.build import SharedStore
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
 class LocalPool(Pool):

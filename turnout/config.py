@@ -35,9 +35,13 @@ class ModelConfig(Section):
     """One causal language model."""
 
     path: Annotated[str, Field(description="folder of a Hugging Face checkpoint, or demo:small / demo:large")]
-    dtype: Annotated[Literal["bfloat16", "float32"], Field(description="numbers the weights and the cache use")] = (
-        "bfloat16"
-    )
+    dtype: Annotated[
+        Literal["bfloat16", "float32", "float16"],
+        Field(
+            description="numbers the weights and the cache use; the compiled CPU kernels do not compute in float16, and"
+            " some models exceed its range"
+        ),
+    ] = "bfloat16"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")] = "cpu"
     kv_memory_bytes: Annotated[int, Field(ge=1 << 20, description="memory of the block pool, bytes")] = 256 << 20
     memory_limit_bytes: Annotated[

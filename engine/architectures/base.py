@@ -64,10 +64,6 @@ class ModelParts:
         """Whether the fused, native and CUDA stacks compute its layers; their angles depend on positions alone."""
         return self.architecture.fused and not isinstance(self.rotary, LengthRotary)
 
-    def rope_length(self, longest: int) -> int:
-        """See `engine.rope.LengthRotary.length_of`; 0 where the angles depend on positions alone."""
-        return self.rotary.length_of(longest) if isinstance(self.rotary, LengthRotary) else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Halves:

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 # Keys that a prefix must have, and reads it must spare, for torch operations over it to pay.
 GROUPED_PAYS = (512, 2048)
 
+NATIVE_DTYPES = (torch.bfloat16, torch.float32)
+
 Kernels = Literal["auto", "native", "torch", "plain"]
 
 
@@ -123,7 +125,11 @@ class NativeBackend:
 
 
 def choose_backend(
-    kernels: Kernels, device: torch.device, shared_attention: bool = True, notes: list[str] | None = None
+    kernels: Kernels,
+    device: torch.device,
+    shared_attention: bool = True,
+    notes: list[str] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Backend:
     """The backend a configuration asks for.
 
@@ -132,6 +138,7 @@ def choose_backend(
         device: where the model lives.
         shared_attention: read prefixes that sequences of a batch share once (not on CUDA with Triton).
         notes: list that findings for the operator are appended to.
+        dtype: of the model's weights.
 
     Raises:
         TurnoutError: FAILED_PRECONDITION, "native" was demanded and cannot be had.
@@ -139,7 +146,7 @@ def choose_backend(
     if kernels == "plain":
         return PlainBackend()
     if kernels == "native" or (kernels == "auto" and device.type == "cpu"):
-        reason = _why_not_native(device)
+        reason = _why_not_native(device, dtype)
         if reason is None:
             return NativeBackend(shared_attention)
         if kernels == "native":
@@ -157,9 +164,11 @@ def choose_backend(
     return TorchBackend(shared_attention)
 
 
-def _why_not_native(device: torch.device) -> str | None:
+def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu":
         return f"they are for the CPU, the model is on {device.type}"
+    if dtype not in NATIVE_DTYPES:
+        return f"they do not compute in {str(dtype).removeprefix('torch.')}, but in bfloat16 and float32"
     try:
         library()
     except NativeUnavailableError as error:

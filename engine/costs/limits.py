@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from engine.backends.base import NATIVE_DTYPES
 from engine.backends.llama_fused import SHORTEST_TABLE
 from engine.backends.weight_packing import packs
 from engine.checkpoints import read_config
@@ -148,7 +149,9 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     slot_bytes = -(-shape.kv_bytes_per_token // ranks)
     size = cache_size(name, slot_bytes, context_length(config), settings, engine)
     cache = size.num_blocks * engine.block_size * slot_bytes
-    packed = settings.device == "cpu" and (engine.kernels != "torch" or packs(getattr(torch, settings.dtype)))
+    dtype = getattr(torch, settings.dtype)
+    native = engine.kernels != "torch" and dtype in NATIVE_DTYPES
+    packed = settings.device == "cpu" and (native or packs(dtype))
     # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.
     rows = max(1 << (size.max_length - 1).bit_length(), SHORTEST_TABLE) + 1
     angles = 2 * 4 * shape.head_dim * rows

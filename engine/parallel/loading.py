@@ -98,7 +98,7 @@ def load_sharded(
     try:
         share = load_share(group, name, path, dtype, timeout_s)
         notes: list[str] = []
-        plan = LeadingPlan(share.model, choose_backend(kernels, group.device, shared_attention, notes), group)
+        plan = LeadingPlan(share.model, choose_backend(kernels, group.device, shared_attention, notes, dtype), group)
         config = share.model.config
         checkpoint = Checkpoint(
             plan=plan,

@@ -49,7 +49,7 @@ def follow(
     """
     try:
         share = load_share(group, name, path, dtype, timeout_s)
-        backend = ShareBackend(choose_backend(kernels, group.device, shared_attention), group.world)
+        backend = ShareBackend(choose_backend(kernels, group.device, shared_attention, dtype=dtype), group.world)
         Follower(group, LoadedModel(share.model, backend)).run()
     except TurnoutError as error:
         group.fail(error.message)

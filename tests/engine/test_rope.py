@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,22 @@ from engine.reuse.rotation import Rotation
 from engine.rope import context_length
 from engine.twin import check_twin
 from kvstore.keys import Chain, Keyring
+from pool.local_pool import LocalPool
 from tests.engine.architectures import TOLERANCE, config_of
-from tests.engine.harness import Reference, engine_model, random_prompts, twins
+from tests.engine.harness import (
+    Reference,
+    answer,
+    ask_all,
+    call_of,
+    engine_model,
+    pair_config,
+    random_prompts,
+    reference,
+    twins,
+)
 from tests.engine.margin import assert_best
-from training.random_models import random_model
+from training.random_models import BYTE_VOCAB, byte_tokenizer, random_model
+from turnout.calls import Delivered
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams, Sharing, Token
 
@@ -154,6 +168,28 @@ async def test_an_answer_that_a_router_made_shorter_is_computed_anew_with_its_fa
     model.release(seq)
     assert model.pool.num_held == 0
     await model.close()
+
+
+async def test_every_method_and_a_repeated_call_write_the_same_across_the_boundary(tmp_path: Path) -> None:
+    for name, layers in (("large", 2), ("small", 1)):
+        config = rope_config("longrope")
+        config.num_hidden_layers, config.vocab_size = layers, BYTE_VOCAB
+        random_model(config, seed=4, spread=0.2).save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    pool = LocalPool.load("pair", pair_config(tmp_path, block_size=4, token_budget=24))
+    prompt = [7, 8, 9] * 3
+    call = call_of(prompt, "plain", max_tokens=ORIGINAL, ignore_eos=True)
+    told = replace(call, delivered=(Delivered(tuple((await answer(pool, call)).ids[:9])),))
+    drafters = ("model_chain", "token_recycling", "lookahead")
+    others = [replace(call, method="speculative", params={"drafter": drafter}) for drafter in drafters]
+    first, again, *replies = await ask_all(pool, [call, told, *others])
+    plain = reference(tmp_path / "large")
+    whole = plain.logits([*prompt, *first.ids])[len(prompt) - 1 : -1]
+    for place, (token, scores) in enumerate(zip(first.ids, whole, strict=True)):
+        assert_best(token, scores, f"token {place}")
+    assert again.ids == first.ids[9:]
+    assert all(reply.ids == first.ids for reply in replies)
+    await pool.close()
 
 
 def test_chunks_of_a_shared_store_are_named_by_the_length_too() -> None:

@@ -84,13 +84,13 @@ async def test_every_kind_of_kernels(kernels: str, tmp_path: Path, rank: RankPro
     assert rank.outcome() == {"error": None}
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mixtral"])
-async def test_bfloat16(name: str, tmp_path: Path, rank: RankProcess) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [("qwen3", torch.float16), ("mixtral", torch.bfloat16)])
+async def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path, rank: RankProcess) -> None:
     """Loading compares a forward with transformers' own; the whole model in bfloat16 is as far off."""
     random_model(config_of(name), seed=3, spread=0.2).save_pretrained(tmp_path)
     plain = Reference(random_model(config_of(name), seed=3, spread=0.2))
-    with split(rank, tmp_path, dtype=torch.bfloat16, block_size=4) as model:
-        assert model.store.dtype is torch.bfloat16
+    with split(rank, tmp_path, dtype=dtype, block_size=4) as model:
+        assert model.store.dtype is dtype
         seq = Sequence(random_prompts(1, 40, seed=1, vocab_size=VOCAB)[0], SamplingParams(), seed=0)
         [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
         assert row.logits is not None

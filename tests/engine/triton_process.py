@@ -109,7 +109,7 @@ class InterpretedBackend:
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         from engine.backends.cuda.stack import CudaStack
 
-        return CudaStack(parts, dtype, self.recorder) if parts.architecture.fused else ModuleStack(parts)
+        return CudaStack(parts, dtype, self.recorder) if parts.fused else ModuleStack(parts)
 
     def step(self, layout: Layout, store: PagedKV) -> Any:
         from engine.backends.cuda.step import CudaStep
