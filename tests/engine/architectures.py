@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from decoding.model import ReadSpec
+from decoding.model import Readout, ReadSpec
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named, listed
 from engine.backends.base import Kernels
@@ -46,6 +46,15 @@ async def assert_equals_plain_forward(name: str, kernels: Kernels, device: str) 
     await assert_config_equals_plain_forward(config_of(name), kernels, device)
 
 
+def assert_rows_are(rows: list[Readout], expected: torch.Tensor, label: str) -> None:
+    """Rows that tokens were chosen by have these logits [rows, vocab], of which the tokens are the best."""
+    for row, logits in zip(rows, expected, strict=True):
+        assert row.logits is not None
+        torch.testing.assert_close(row.logits.cpu(), logits, atol=TOLERANCE, rtol=0)
+        assert row.token is not None
+        assert_best(row.token, logits, label)
+
+
 async def assert_config_equals_plain_forward(config: Any, kernels: Kernels, device: str) -> None:
     """Greedy tokens and the logits of every position, of many sequences together, fed in chunks of at most 7."""
     options = {"block_size": 4, "token_budget": 7, "device": device}
@@ -54,13 +63,11 @@ async def assert_config_equals_plain_forward(config: Any, kernels: Kernels, devi
 
     async def greedy(prompt: list[int]) -> None:
         seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=6), seed=0)
+        rows = []
         while not seq.finished:
-            row = (await model.extend(seq, want=ReadSpec(logits=True)))[0]
-            expected = plain.logits(seq.tokens)[-1]
-            assert row.logits is not None
-            torch.testing.assert_close(row.logits.cpu(), expected, atol=TOLERANCE, rtol=0)
-            assert_best(row.token, expected, config.model_type)
-            seq.append(Token(row.token, "m"))
+            rows += await model.extend(seq, want=ReadSpec(logits=True))
+            seq.append(Token(rows[-1].token, "m"))
+        assert_rows_are(rows, plain.logits(seq.tokens)[len(prompt) - 1 : -1], config.model_type)
         model.release(seq)
 
     async def every_position(prompt: list[int]) -> None:

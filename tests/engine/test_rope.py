@@ -29,7 +29,7 @@ from engine.rope import context_length
 from engine.twin import check_twin
 from kvstore.keys import Chain, Keyring
 from pool.local_pool import LocalPool
-from tests.engine.architectures import TOLERANCE, config_of
+from tests.engine.architectures import TOLERANCE, assert_rows_are, config_of
 from tests.engine.harness import (
     Reference,
     answer,
@@ -75,22 +75,20 @@ def sequence(prompt: list[int], max_tokens: int, tenant: str = "default") -> Seq
     return Sequence(prompt, sampling, seed=0, sharing=Sharing.private(tenant))
 
 
-def expected(plain: Reference, seq: Sequence, longest: int | None = None) -> torch.Tensor:
-    """Logits after the last token by Hugging Face's forward over as many tokens as the sequence may reach."""
-    longest = seq.greatest_length if longest is None else longest
+def expected(plain: Reference, seq: Sequence) -> torch.Tensor:
+    """Logits after its tokens from the prompt's last one on, by Hugging Face over as many as the sequence may reach."""
     plain.logits([1])  # dynamic scaling only returns to a smaller length by way of a short sequence
-    return plain.logits([*seq.tokens, *[1] * (longest - len(seq))])[len(seq) - 1]
+    tokens = [*seq.tokens, *[1] * seq.sampling.max_tokens][: seq.greatest_length]
+    return plain.logits(tokens)[seq.num_prompt_tokens - 1 : len(seq) if not seq.finished else len(seq) - 1]
 
 
-async def write(model: EngineModel, plain: Reference, seq: Sequence, longest: int | None = None) -> None:
+async def write(model: EngineModel, plain: Reference, seq: Sequence) -> None:
     """Write a whole answer; all of its logits are compared."""
+    rows = []
     while not seq.finished:
-        [row] = await model.extend(seq, want=LOGITS)
-        assert row.logits is not None
-        wanted = expected(plain, seq, longest)
-        torch.testing.assert_close(row.logits, wanted, atol=TOLERANCE, rtol=0)
-        assert_best(row.token, wanted, "rope")
-        seq.append(Token(row.token, "m"))
+        rows += await model.extend(seq, want=LOGITS)
+        seq.append(Token(rows[-1].token, "m"))
+    assert_rows_are(rows, expected(plain, seq), "rope")
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -162,7 +160,7 @@ async def test_an_answer_that_a_router_made_shorter_is_computed_anew_with_its_fa
     seq = sequence([5] * 9, 30)
     [row] = await model.extend(seq, want=LOGITS)
     assert row.logits is not None
-    torch.testing.assert_close(row.logits, expected(plain, seq), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(row.logits, expected(plain, seq)[-1], atol=TOLERANCE, rtol=0)
     seq.sampling = seq.sampling.model_copy(update={"max_tokens": 4})
     await write(model, plain, seq)
     model.release(seq)

@@ -13,9 +13,8 @@ from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from engine.architectures import architecture_named
 from engine.parallel import check_split
-from tests.engine.architectures import CONFIGS, TOLERANCE, config_of
+from tests.engine.architectures import CONFIGS, TOLERANCE, assert_rows_are, config_of
 from tests.engine.harness import Reference, random_prompts
-from tests.engine.margin import assert_best
 from tests.engine.split import RankProcess, split
 from training.random_models import llama_config, random_model
 from turnout.errors import Code, TurnoutError
@@ -43,14 +42,11 @@ async def test_logits_and_greedy_tokens_are_those_of_a_plain_forward(
 
         async def greedy(prompt: list[int]) -> None:
             seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=5), seed=0)
+            rows = []
             while not seq.finished:
-                [row] = await model.extend(seq, want=ReadSpec(logits=True))
-                expected = plain.logits(seq.tokens)[-1]
-                assert row.logits is not None
-                assert row.token is not None
-                torch.testing.assert_close(row.logits, expected, atol=TOLERANCE, rtol=0)
-                assert_best(row.token, expected, name)
-                seq.append(Token(row.token, "m"))
+                rows += await model.extend(seq, want=ReadSpec(logits=True))
+                seq.append(Token(rows[-1].token, "m"))
+            assert_rows_are(rows, plain.logits(seq.tokens)[len(prompt) - 1 : -1], name)
             model.release(seq)
 
         async def every_position(prompt: list[int]) -> None:

@@ -96,7 +96,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 SIMILAR = ["deepseek_v2", "granitemoe", "granitemoeshared", "olmoe", "qwen2_moe", "glm4_moe_lite"]
 # Grouped attention in torch does what plain attention does, but for these.
 GROUPED = ("gpt_oss", "deepseek_v3", "llama4_text")
-RUN = [(kind, kernels) for kind in ACCEPTED for kernels in ("native", "plain", *(["torch"] if kind in GROUPED else []))]
+RUN = [(kind, kernels) for kind in (*GROUPED, "vaultgemma", "glm4_moe", "cohere2") for kernels in ("native", "plain")]
+RUN += [(kind, "torch") for kind in GROUPED]
 HYBRIDS = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
     *("kimi_linear", "minimax", "recurrent_gemma", "mamba2"),
