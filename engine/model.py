@@ -90,9 +90,8 @@ class EngineModel(PoolMember):
             self.notes.append(note)
         self.dtype = checkpoint.dtype
         self.numerics = numerics_class(plan.backend.name, device.torch_device)
-        self.pool = BlockPool(
-            num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, self.max_length))
-        )
+        most = size.max_length
+        self.pool = BlockPool(num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, most)))
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         self.block_size, self.token_bytes = engine.block_size, token_bytes(self)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)

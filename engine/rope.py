@@ -45,7 +45,7 @@ def context_length(config: Any) -> int:
     """Tokens that the positions of a configuration allow; dynamic scaling multiplies what it was trained with."""
     length: int = config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}
-    return int(length * rope["factor"]) if rope.get("rope_type") == "dynamic" else length
+    return int(length * (rope.get("factor") or 1.0)) if rope.get("rope_type") == "dynamic" else length
 
 
 class LengthRotary(nn.Module):

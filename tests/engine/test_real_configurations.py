@@ -13,7 +13,7 @@ from engine.rope import context_length
 from engine.twin import twin_difference, twin_of
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-# model_type, settings of its config.json, tokens that its positions allow.
+# model_type, settings of its config.json (but Phi-4-mini's factors), tokens that its positions allow.
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "OLMo-2-1124-7B": (
         "olmo2",

@@ -17,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from decoding.model import ReadSpec
 from decoding.partial_forward import WHOLE
 from decoding.sequence import Sequence
+from engine.architectures import architecture_of
 from engine.attention.layout import lay_out, select
 from engine.backends.base import Kernels
 from engine.kv_transfer import export_kv, import_kv
@@ -245,10 +246,31 @@ def test_keys_of_several_lengths_cannot_be_moved_to_other_positions() -> None:
         Rotation.of(prepare(random_model(rope_config("dynamic"), 3, 0.2)).plan)
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 4.0}, {**LONGROPE, "factor": 4.0}], ids=repr)
-def test_an_architecture_without_a_file_is_proven_on_both_sides(rope: dict[str, Any]) -> None:
-    halves = [1.0 + i / 8 for i in range(48)]
-    rope = {name: halves if isinstance(value, list) else value for name, value in rope.items()}
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        },
+        {"rope_type": "dynamic", "factor": 4.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + i / 8 for i in range(48)],
+            "long_factor": [1.0 + i for i in range(48)],
+            "factor": 4.0,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_every_kind_is_proven_where_an_architecture_has_no_file(rope: dict[str, Any]) -> None:
+    """By a twin, on both sides of the length that its RoPE is scaled from."""
     config = AutoConfig.for_model("arcee", rope_parameters={**rope, "rope_theta": 1e4})
+    assert not architecture_of(config).listed
     check_supported(config)
     check_twin(config)

@@ -112,4 +112,11 @@ FAULTS: tuple[Fault, ...] = (
         "            if least <= beyond or turn >= 0:\n",
         ("tests/training/test_knob_calibration.py", "-k", "jumps_over or quality_and_budget"),
     ),
+    Fault(
+        "keys of short and long rotary frequencies are found under one hash",
+        "engine/cache/hashes.py",
+        "        if self.rope_length:\n",
+        "        if self.rope_length < 0:\n",
+        ("tests/engine/test_rope.py", "-k", "blocks_are_shared"),
+    ),
 )
