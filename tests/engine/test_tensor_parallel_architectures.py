@@ -97,6 +97,29 @@ async def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path, ran
     assert rank.outcome() == {"error": None}
 
 
+async def test_every_rank_takes_the_rotary_frequencies_of_each_sequence(tmp_path: Path, rank: RankProcess) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 8.0}
+    config = config_of("llama", max_position_embeddings=16, rope_parameters=rope)
+    random_model(config, seed=3, spread=0.2).save_pretrained(tmp_path)
+    plain = Reference(random_model(config, seed=3, spread=0.2))
+    with split(rank, tmp_path, block_size=4, token_budget=7) as model:
+        assert model.max_length == 128
+
+        async def after_prompt(most: int) -> torch.Tensor | None:
+            seq = Sequence([5, 6, 7, 8, 9], SamplingParams(max_tokens=most), seed=0)
+            [row] = await model.extend(seq, want=ReadSpec(draw=None, logits=True))
+            model.release(seq)
+            return row.logits
+
+        found = await asyncio.gather(*map(after_prompt, (4, 20, 40)))
+        for most, logits in zip((4, 20, 40), found, strict=True):
+            assert logits is not None
+            expected = plain.logits([5, 6, 7, 8, 9, *[1] * (most - 1)])[4]
+            torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+        await model.close()
+    assert rank.outcome() == {"error": None}
+
+
 def saved(folder: Path, name: str) -> Path:
     config_of(name).save_pretrained(folder)
     return folder
