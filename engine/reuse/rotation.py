@@ -47,7 +47,7 @@ class Rotation:
         if plan.ranks > 1:
             raise _refusal("it is split over several processes")
         if not plan.rotates:
-            raise _refusal("its architecture has no file that says which layers rotate them")
+            raise _refusal("there is no file that says which layers rotate them, one half of a head with the other")
         found = {kind: _frequencies(plan.rotary, kind) for kind in plan.layer_types or ("",)}
         still = {kind: torch.zeros_like(each) for kind, each in found.items()}  # layers that rotate nothing
         kinds = plan.layer_types or ("",) * plan.num_layers

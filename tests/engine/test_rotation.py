@@ -94,6 +94,13 @@ def test_every_layer_turns_by_its_own_angles(name: str) -> None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["cohere2", "glm4", "gpt2"])
+def test_keys_that_do_not_turn_by_halves_are_not_moved(name: str) -> None:
+    assert not turns(name)
+    with pytest.raises(TurnoutError, match="cannot be moved to other positions"):
+        Rotation.of(plan_of(name))
+
+
 def test_kinds_of_layers_with_angles_of_their_own_are_told_apart() -> None:
     plan = plan_of("gemma3_text")
     plan.rotary.full_attention_inv_freq.mul_(0.5)

@@ -85,7 +85,7 @@ def test_the_demo_configuration_serves_its_pair() -> None:
         (
             {"models": {"a": {"path": "x", "dtype": "int8"}}},
             "models.a.dtype",
-            r"'bfloat16' or 'float32' \(got 'int8'\)",
+            r"'bfloat16', 'float32' or 'float16' \(got 'int8'\)",
         ),
         ({"models": {"a": {"path": "x", "device": "gpu"}}}, "models.a.device", r"cuda.*\(got 'gpu'\)"),
         ({"models": {"a": {"path": "x", "max_length": 4}}}, "models.a.max_length", r"greater than or equal to 16"),
