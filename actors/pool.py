@@ -223,12 +223,14 @@ def _check_split(name: str, config: TurnoutConfig) -> None:
     """
     pool = config.pools[name]
     for model in pool.members:
-        check_description(model_path(config.models[model]), f"models.{model}.path")
+        field = f"models.{model}.path"
+        folder = model_path(config.models[model], field, weights=False)
+        check_description(folder, field)
         ranks = config.models[model].tensor_parallel
         if ranks > 1:
             from engine.parallel import check_split
 
-            check_split(model, model_path(config.models[model]), ranks)
+            check_split(model, folder, ranks)
 
 
 def _placed(name: str, config: TurnoutConfig) -> tuple[PlacementGroup, PlacementGroup | None]:

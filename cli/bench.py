@@ -39,9 +39,14 @@ Turns = Annotated[
     typer.Option(min=1, help="Of a cell, at least: prompts are asked again until then; absent: 15, 1 with --quick."),
 ]
 Target = Annotated[
-    str, typer.Option(help="widened: the demo's large model at the cost of 200 M parameters; demo; or a folder.")
+    str,
+    typer.Option(
+        help="widened: the demo's large model at the cost of 200 M parameters; demo; or a path as of models.NAME.path."
+    ),
 ]
-Draft = Annotated[str | None, typer.Option(help="Folder of the draft model; absent: the demo's small one.")]
+Draft = Annotated[
+    str | None, typer.Option(help="Path of the draft model, as of models.NAME.path; absent: the demo's small one.")
+]
 Trained = Annotated[Path | None, typer.Option(help="Folder of what was trained for the two; absent: the demo's.")]
 Precision = Annotated[Literal["bfloat16", "float32", "float16"], typer.Option(help="Of weights and arithmetic.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of a forward; absent: all cores.")]

@@ -244,7 +244,7 @@ def _tokenizers(config: TurnoutConfig) -> Iterator[tuple[str, Callable[[str], li
 
     seen: set[str] = set()
     for pool in config.pools.values():
-        folder = model_path(config.models[pool.large])
+        folder = model_path(config.models[pool.large], f"models.{pool.large}.path", weights=False)
         digest = tokenizer_digest(folder)
         if digest not in seen:
             seen.add(digest)

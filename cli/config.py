@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.output import print_json
+
+if TYPE_CHECKING:
+    from turnout.config import TurnoutConfig
 
 app = typer.Typer(help="Check a configuration file or print its schema.", no_args_is_help=True)
 
@@ -21,21 +25,24 @@ def check(
 
     Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault.
     Notes go there, too. Of weight files only the headers are read; where this machine has none, a note says so.
+    Nothing is downloaded: of a model of a hub or a URL, what the cache holds is checked.
     """
     from engine.checkpoints import read_config
     from pool.components import open_parts
-    from turnout.checkpoint_files import has_weights
-    from turnout.config import load_config, model_path
+    from turnout.config import load_config, models_here
 
     config = load_config(file)
-    for name, model in config.models.items():
-        read_config(model_path(model), f"models.{name}.path")
-    notes = [
-        f"models.{name}.path: {folder} has no weight files, which each node that loads the model needs"
-        for name, model in config.models.items()
-        if not has_weights(folder := model_path(model))
-    ]
-    notes += [f"{name}: {note}" for name in config.pools for note in open_parts(name, config).notes]
+    here = models_here(config)
+    for name, folder in here.items():
+        read_config(folder, f"models.{name}.path")
+    notes = _notes_on_files(config, here)
+    local = {name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.models.items()}
+    on_disk = config.model_copy(update={"models": local})
+    for name, pool in config.pools.items():
+        if here.keys() >= set(pool.members):
+            notes += [f"{name}: {note}" for note in open_parts(name, on_disk).notes]
+        else:
+            notes.append(f"{name}: the vocabularies of its models are compared at the start, when all of them are here")
     for note in notes:
         typer.echo(note, err=True)
     if as_json:
@@ -45,6 +52,24 @@ def check(
         f"{name} ({' + '.join(pool.members)}, {pool.default.name})" for name, pool in config.pools.items()
     )
     typer.echo(f"{file}: ok; {len(config.models)} models; pools: {pools}")
+
+
+def _notes_on_files(config: TurnoutConfig, here: Mapping[str, Path]) -> list[str]:
+    """A note for each model of which this machine does not have all."""
+    from turnout.checkpoint_files import has_weights
+    from turnout.model_fetching import find_model
+    from turnout.model_files import some
+
+    notes = []
+    for name, model in config.models.items():
+        field = f"models.{name}.path"
+        found = find_model(model.path, field)
+        if found.path is None:
+            lacks = f"lacks {some(found.lacking)}" if found.lacking else "has nothing"
+            notes.append(f"{field}: this machine {lacks} of {model.path}, which is downloaded at the start")
+        elif not has_weights(folder := here[name]):
+            notes.append(f"{field}: {folder} has no weight files, which each node that loads the model needs")
+    return notes
 
 
 @app.command()

@@ -10,12 +10,18 @@ import typer
 from cli.ask import ApiKeyFile, connect
 from cli.output import print_json, print_table
 from cli.provenance import quantity
+from turnout.errors import invalid
 
 if TYPE_CHECKING:
     from turnout.calls import ModelDescription
 
 
+app = typer.Typer(help="List what a request may ask for; fetch models to this machine.", invoke_without_command=True)
+
+
+@app.callback()
 def models(
+    context: typer.Context,
     address: Annotated[str, typer.Option(help="gRPC address of a running server.")] = "localhost:9000",
     api_key_file: ApiKeyFile = None,
     config: Annotated[Path | None, typer.Option(help="Read a configuration file instead of asking a server.")] = None,
@@ -25,6 +31,8 @@ def models(
 
     A pool's name means that its models answer together, a model's that it answers alone.
     """
+    if context.invoked_subcommand is not None:
+        return
     if config is not None:
         _show_config(config, as_json)
         return
@@ -51,6 +59,33 @@ def models(
     )
 
 
+@app.command()
+def pull(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH...", help="Of a hub or a store, as in models.NAME.path.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Fetch all models of a configuration file.")] = None,
+) -> None:
+    """Fetch models to this machine's cache, so that a server starts without a download.
+
+    Prints where the files of each are. A revision is resolved to its commit.
+    """
+    from turnout.checkpoint_files import check_checkpoint
+    from turnout.config import parse_config, read_yaml
+    from turnout.model_fetching import fetch_model, pin_model
+
+    wanted = dict.fromkeys(paths or (), "path")
+    if config is not None:
+        settings = parse_config(read_yaml(config))
+        wanted |= {model.path: f"models.{name}.path" for name, model in settings.models.items()}
+    if not wanted:
+        raise invalid("path", "name at least one, or a configuration file with --config")
+    for path, field in wanted.items():
+        place = fetch_model(path, field)
+        check_checkpoint(place, field)
+        typer.echo(f"{pin_model(path, field)}: {place}")
+
+
 def _ends(model: ModelDescription) -> str:
     """The tokens that end an answer, and what names them."""
     listed = ", ".join(f"{end.id} {end.text}" for end in model.ends)
@@ -58,7 +93,8 @@ def _ends(model: ModelDescription) -> str:
 
 
 def _show_config(path: Path, as_json: bool) -> None:
-    from turnout.config import load_config, model_path
+    from turnout.config import load_config
+    from turnout.model_fetching import find_model
 
     config = load_config(path)
     if as_json:
@@ -79,6 +115,9 @@ def _show_config(path: Path, as_json: bool) -> None:
         ],
     )
     print_table(
-        ["model", "folder", "dtype", "device"],
-        [[name, model_path(m), m.dtype, m.device] for name, m in config.models.items()],
+        ["model", "path", "on this machine", "dtype", "device"],
+        [
+            [name, m.path, find_model(m.path, f"models.{name}.path").path or "not all of it", m.dtype, m.device]
+            for name, m in config.models.items()
+        ],
     )

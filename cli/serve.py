@@ -74,8 +74,10 @@ def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
     from turnout.checkpoint_files import check_checkpoint
     from turnout.config import model_path
 
+    settings = _pinned(out, settings)
     for name, model in settings.models.items():
-        check_checkpoint(model_path(model), f"models.{name}.path")
+        field = f"models.{name}.path"
+        check_checkpoint(model_path(model, field), field)
     with out.status("starting Ray and loading models"):
         from deployments.app import start
 
@@ -87,8 +89,20 @@ def _start_there(out: Console, settings: TurnoutConfig, address: str) -> Running
         from deployments.cluster import connect, deploy
 
         connect(address)
+    settings = _pinned(out, settings)
     with out.status("deploying"):
         return deploy(settings, address, tell=out.print)
+
+
+def _pinned(out: Console, settings: TurnoutConfig) -> TurnoutConfig:
+    """The configuration with a hub's revisions resolved, so that all replicas load the same; says what they are."""
+    from turnout.config import pinned
+
+    resolved = pinned(settings)
+    for name, model in settings.models.items():
+        if (path := resolved.models[name].path) != model.path:
+            out.print(f"models.{name}.path: {model.path} is {path}")
+    return resolved
 
 
 def _notes(server: RunningServer) -> list[str]:

@@ -31,7 +31,10 @@ train_judges.register(app)
 train_codecs.register(app)
 
 ModelName = Annotated[
-    str, typer.Option(help="Which model: small or large of the first pool, a configured model's name, or a folder.")
+    str,
+    typer.Option(
+        help="Which model: small or large of the first pool, a configured name, or a path as in models.NAME.path."
+    ),
 ]
 Prompts = Annotated[
     Path | None, typer.Option(help="Text file, a question a line, every eighth held out; absent: the demo's problems.")
@@ -158,16 +161,18 @@ def eesd(
 
 def _settings(model: str, config: Path | None) -> tuple[ModelConfig, TurnoutConfig]:
     """The model that `--model` means, with the configuration around it."""
-    from turnout.config import DEMO_PREFIX, ModelConfig
+    from turnout.config import ModelConfig
+    from turnout.model_location import LocalFiles, parse_location
 
     settings = read_config(config)
     pool = next(iter(settings.pools.values()))
     name = pool.roles.get(model, model)
     if name in settings.models:
         return settings.models[name], settings
-    if model.startswith(DEMO_PREFIX) or (Path(model) / "config.json").is_file():
+    location = parse_location(model)
+    if not isinstance(location, LocalFiles) or location.path.exists():
         return ModelConfig(path=model), settings
-    raise not_found("model", model, [*pool.roles, *settings.models, "a folder with a checkpoint"])
+    raise not_found("model", model, [*pool.roles, *settings.models, "a path as of models.NAME.path"])
 
 
 def _run(

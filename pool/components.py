@@ -67,7 +67,7 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models do not share a vocabulary.
     """
     pool = pool_of(name, config)
-    folder = model_path(config.models[pool.large])
+    folder = model_path(config.models[pool.large], f"models.{pool.large}.path", weights=False)
     tokenizer = _tokenizer_of(pool.large, config)
     notes = list(tokenizer.notes)
     for member in pool.members:
@@ -93,8 +93,9 @@ def _tokenizer_of(model: str, config: TurnoutConfig) -> TextTokenizer:
     Raises:
         TurnoutError: INVALID_ARGUMENT, its files cannot be read.
     """
-    folder = model_path(config.models[model])
-    with reading(folder, f"models.{model}.path"):
+    field = f"models.{model}.path"
+    folder = model_path(config.models[model], field, weights=False)
+    with reading(folder, field):
         return TextTokenizer(folder)
 
 

@@ -85,7 +85,8 @@ class LoadedMember:
         self.checkpoint.vocab_size = self.checkpoint.plan.vocab_size = vocab_size
         model = EngineModel(self.name, self.checkpoint, settings, self.config.engine, self.device)
         reuse_spans(pool, [model])
-        folders = (model_path(self.config.models[pool.large]), artifacts_path(pool))
+        tokenizer = model_path(self.config.models[pool.large], weights=False)
+        folders = (tokenizer, artifacts_path(pool))
         self.stores = open_stores(self.config, {self.name: model}, self.tokenizer, *folders, self.marks)
         self.model = model
         return model
@@ -119,7 +120,8 @@ def load_member(
     settings, engine = config.models[name], config.engine
     _set_threads(threads, config)
     check_memory({name: settings}, engine, ranks.world if ranks is not None else 1)
-    folder = model_path(config.models[config.pools[pool].large])
+    large = config.pools[pool].large
+    folder = model_path(config.models[large], f"models.{large}.path", weights=False)  # the tokenizer's
     marks = mark_contents(config, [name], folder)
     fixed = threads or config.engine.threads or ranks is not None  # ranks wait for each other in any case
     device = Device(settings.device, None if fixed else measured(settings.device, torch.get_num_threads()))

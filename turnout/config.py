@@ -15,6 +15,8 @@ from turnout.console_config import ConsoleConfig
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
+from turnout.model_fetching import fetch_model, find_model, pin_model
+from turnout.model_location import LocalFiles, parse_location
 from turnout.pool_config import MethodChoice as MethodChoice
 from turnout.pool_config import PolicyChoice as PolicyChoice
 from turnout.pool_config import PoolConfig as PoolConfig
@@ -27,14 +29,19 @@ from turnout.pool_config import StickyConfig as StickyConfig
 from turnout.registry import explain, get_method, load
 from turnout.telemetry_config import TelemetryConfig
 
-DEMO_PREFIX = "demo:"
 POLICIES_PACKAGE = "router.policies"
 
 
 class ModelConfig(Section):
     """One causal language model."""
 
-    path: Annotated[str, Field(description="folder of a Hugging Face checkpoint, or demo:small / demo:large")]
+    path: Annotated[
+        str,
+        Field(
+            description="folder of a Hugging Face checkpoint; hf:ORG/NAME or hf:ORG/NAME@REVISION, of the Hugging Face"
+            " hub; a URL that fsspec knows; demo:small or demo:large"
+        ),
+    ]
     dtype: Annotated[
         Literal["bfloat16", "float32", "float16"],
         Field(
@@ -270,9 +277,12 @@ class _StrictLoader(yaml.CSafeLoader):
 
 
 def check_resources(config: TurnoutConfig) -> None:
-    """Refuse folders that are no checkpoints, and methods and routing policies that do not validate."""
-    for name, model in config.models.items():
-        check_present(model_path(model), f"models.{name}.path")
+    """Refuse folders that are no checkpoints, and methods and routing policies that do not validate.
+
+    Nothing is downloaded: of models that are not on this machine yet only the form of their path is checked.
+    """
+    for name, folder in models_here(config).items():
+        check_present(folder, f"models.{name}.path")
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
         chosen = get_method(pool.default.name, f"{field}.name")
@@ -291,17 +301,51 @@ def _check_routing(routing: RoutingConfig, field: str) -> None:
         policy.parse_params(choice.params, f"{field}.{place}.params")
 
 
-def model_path(model: ModelConfig) -> Path:
-    """The checkpoint's folder; `demo:small` and `demo:large` are the shipped ones."""
-    return _located(model.path)
+def model_path(model: ModelConfig, field: str = "model", weights: bool = True) -> Path:
+    """Where a model's files are on this machine; those of a hub or a URL are fetched first, once for this process.
+
+    Args:
+        model: the model.
+        field: its place in the configuration, for messages.
+        weights: whether weights are needed, and not configuration and tokenizer only.
+
+    Raises:
+        TurnoutError: they cannot be fetched, see `model_fetching.fetch_model`.
+    """
+    return fetch_model(model.path, field, weights)
+
+
+def models_here(config: TurnoutConfig) -> dict[str, Path]:
+    """Where files of models are on this machine, by name, some of them without weights; nothing is downloaded.
+
+    Raises:
+        TurnoutError: a path has none of the allowed forms.
+    """
+    places: dict[str, Path] = {}
+    for name, model in config.models.items():
+        field = f"models.{name}.path"
+        path = find_model(model.path, field).path or find_model(model.path, field, weights=False).path
+        if path is not None:
+            places[name] = path
+    return places
+
+
+def pinned(config: TurnoutConfig) -> TurnoutConfig:
+    """The configuration with each revision of a hub's repository replaced by the commit that it is now.
+
+    All processes that get it load the same files, whenever they start.
+
+    Raises:
+        TurnoutError: a revision cannot be resolved; names the model's field.
+    """
+    paths = {name: pin_model(model.path, f"models.{name}.path") for name, model in config.models.items()}
+    models = {name: model.model_copy(update={"path": paths[name]}) for name, model in config.models.items()}
+    return config.model_copy(update={"models": models})
 
 
 def artifacts_path(pool: PoolConfig) -> Path | None:
     """The folder of a pool's artifacts, if it has one; demo:artifacts is the shipped one."""
-    return None if pool.artifacts is None else _located(pool.artifacts)
-
-
-def _located(path: str) -> Path:
-    if path.startswith(DEMO_PREFIX):
-        return Path(__file__).parent / "demo" / path.removeprefix(DEMO_PREFIX)
-    return Path(path).expanduser()
+    if pool.artifacts is None:
+        return None
+    location = parse_location(pool.artifacts, "artifacts")
+    return location.path if isinstance(location, LocalFiles) else Path(pool.artifacts)

@@ -32,7 +32,7 @@ from deployments.batches.outputs import check_places, write_outputs
 from deployments.pool_options import replica_bundles
 from engine.fingerprint import content_digests, speech_digest
 from turnout.atomic_files import whole
-from turnout.config import TurnoutConfig, artifacts_path, model_path
+from turnout.config import TurnoutConfig, artifacts_path, model_path, pinned
 from turnout.errors import Code, TurnoutError
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def run(job: Job, tell: Callable[[Progress], None] = lambda _: None, fresh: bool
             full, or the models do not load, are lost for long or end each process; what was done is kept.
     """
     place = JobDirectory(job.work)
+    job = replace(job, config=pinned(job.config))  # its processes load one revision
     with place.held():
         return _run(job, place, tell, fresh)
 

@@ -164,7 +164,8 @@ def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     Raises:
         TurnoutError: INVALID_ARGUMENT, the model is not supported or its files are not all there and whole.
     """
-    folder, field = model_path(settings), f"models.{name}.path"
+    field = f"models.{name}.path"
+    folder = model_path(settings, field)
     check_checkpoint(folder, field)
     config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 COMMANDS = [
-    "serve", "generate", "batch", "methods", "parts", "models", "status", "profile", "calibrate", "config", "train",
+    "serve", "generate", "batch", "methods", "parts", "status", "profile", "calibrate", "models", "config", "train",
     "bench", "route", "cache", "experiment", "tenants",
 ]  # fmt: skip
 SUBCOMMANDS = [
-    "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
+    "models pull", "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
     "train router", "train judge", "train reward_model", "train enough", "train disco", "train specdecpp",
     "train medusa", "train redrafter", "train kangaroo", "train eesd", "train kv-codecs", "cache stats", "cache flush",
     "cache pin", "cache register-public", "experiment run", "experiment resume", "experiment list", "experiment show",

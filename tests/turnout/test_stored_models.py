@@ -1,0 +1,153 @@
+"""Models behind URLs that fsspec reads: copied once, copied again when they change, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.checkpoint_folders import write_checkpoint
+from turnout import stored_models
+from turnout.checkpoint_files import check_checkpoint
+from turnout.errors import Code, TurnoutError
+from turnout.model_location import StoredFiles
+
+FIELD = "models.m.path"
+STORED = StoredFiles("memory://bucket/tiny")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
+    """A store in memory that holds a checkpoint, and other things."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    system = MemoryFileSystem()
+    for path in write_checkpoint(tmp_path / "tiny").iterdir():
+        system.pipe(f"/bucket/tiny/{path.name}", path.read_bytes())
+    system.pipe("/bucket/tiny/README.md", b"# tiny")
+    system.pipe("/bucket/tiny/modeling_tiny.py", b"raise SystemExit")
+    yield system
+    system.store.clear()
+
+
+@pytest.fixture
+def opened(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read from the store."""
+    names: list[str] = []
+    plain: Callable[..., Any] = MemoryFileSystem._open
+
+    def note(self: MemoryFileSystem, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "rb":
+            names.append(path.rpartition("/")[2])
+        return plain(self, path, mode, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", note)
+    return names
+
+
+def fail(*_: object, **__: object) -> None:
+    raise ConnectionError("no route to the store")
+
+
+def test_what_is_needed_is_copied_once(store: MemoryFileSystem, opened: list[str]) -> None:
+    assert stored_models.find(STORED).path is None
+    folder = stored_models.fetch(STORED, FIELD)
+    check_checkpoint(folder, FIELD)
+    assert {path.name for path in folder.iterdir()} == set(opened)
+    assert not {"README.md", "modeling_tiny.py"} & set(opened)
+    opened.clear()
+    assert stored_models.fetch(STORED, FIELD) == stored_models.find(STORED).path == folder
+    store.pipe("/bucket/tiny/README.md", b"# other")
+    assert stored_models.fetch(STORED, FIELD) == folder
+    assert opened == []
+
+
+def test_files_that_changed_are_copied_to_another_folder(store: MemoryFileSystem) -> None:
+    first = stored_models.fetch(STORED, FIELD)
+    data = store.cat("/bucket/tiny/config.json")
+    store.pipe("/bucket/tiny/config.json", data.replace(b"512", b"256"))
+    second = stored_models.fetch(STORED, FIELD)
+    assert second != first
+    assert (first / "config.json").read_bytes() == data != (second / "config.json").read_bytes()
+
+
+def test_a_copy_that_broke_off_is_continued(
+    store: MemoryFileSystem, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * 64
+    store.pipe("/bucket/tiny/model.safetensors", data)
+    monkeypatch.setattr(stored_models, "CHUNK", 1 << 10)
+    with monkeypatch.context() as patch:
+        left = iter(range(3))
+        plain = stored_models.StoredVersion._copy
+
+        def breaks(self: Any, name: str, advance: Any) -> None:
+            plain(self, name, advance if name != "model.safetensors" else lambda _: next(left))
+
+        patch.setattr(stored_models.StoredVersion, "_copy", breaks)
+        with pytest.raises(TurnoutError):
+            stored_models.fetch(STORED, FIELD)
+    [part] = (stored_models.cache_folder() / "models").rglob(".model.safetensors.part")
+    assert data.startswith(part.read_bytes())
+    assert part.stat().st_size == 4 << 10
+    part.write_bytes(b"?" * part.stat().st_size)  # by which it shows that these are not copied again
+    folder = stored_models.fetch(STORED, FIELD)
+    assert (folder / "model.safetensors").read_bytes() == b"?" * (4 << 10) + data[4 << 10 :]
+    assert opened.count("config.json") == 1
+
+
+def test_a_file_of_another_size_than_listed_is_refused(
+    store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = MemoryFileSystem.find
+
+    def longer(self: MemoryFileSystem, *args: Any, **options: Any) -> Any:
+        found = plain(self, *args, **options)
+        return {path: info | {"size": info["size"] + ("tokenizer.json" in path)} for path, info in found.items()}
+
+    monkeypatch.setattr(MemoryFileSystem, "find", longer)
+    with pytest.raises(
+        TurnoutError, match=r"^models\.m\.path: memory://bucket/tiny: tokenizer\.json should have \d+ bytes"
+    ):
+        stored_models.fetch(STORED, FIELD)
+    assert not list((stored_models.cache_folder() / "models").rglob("*tokenizer.json*"))
+
+
+def test_a_store_that_is_gone(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stored_models.fetch(STORED, FIELD)
+    monkeypatch.setattr(MemoryFileSystem, "find", fail)
+    assert stored_models.fetch(STORED, FIELD) == folder
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(TurnoutError, match=r"lacks files of it: ConnectionError: no route to the store$") as caught:
+        stored_models.fetch(STORED, FIELD)
+    assert caught.value.code is Code.UNAVAILABLE
+    assert stored_models.fetch(STORED, FIELD, weights=False) == folder
+
+
+def test_one_file(store: MemoryFileSystem) -> None:
+    store.pipe("/bucket/q4.gguf", b"GGUF 4")
+    assert stored_models.fetch(StoredFiles("memory://bucket/q4.gguf"), FIELD).read_bytes() == b"GGUF 4"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("memory://bucket/none", "memory://bucket/none"),
+        ("memory://bucket/none.gguf", "there is nothing"),
+        ("nostore://bucket/a", "Protocol not known: nostore"),
+    ],
+)
+def test_nothing_to_copy_is_one_line(store: MemoryFileSystem, url: str, says: str) -> None:
+    with pytest.raises(TurnoutError) as caught:
+        stored_models.fetch(StoredFiles(url), FIELD)
+    assert caught.value.message.startswith(f"{FIELD}: {url}")
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_an_archive_is_a_store(store: MemoryFileSystem, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "tiny"), "zip", tmp_path / "tiny")
+    check_checkpoint(stored_models.fetch(StoredFiles(f"zip://::file://{archive}"), FIELD), FIELD)

@@ -1,0 +1,38 @@
+"""This program's folder in the user's cache, and locks between the processes that fill caches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+
+def cache_folder() -> Path:
+    """This program's folder in the user's cache."""
+    return platformdirs.user_cache_path("turnout")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Let one process of this machine at a time fetch a thing.
+
+    Without a cache that can be written nothing can be fetched either, and no lock is needed.
+
+    Args:
+        name: of the thing.
+    """
+    lock = FileLock(cache_folder() / "locks" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock")
+    try:
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
