@@ -25,7 +25,7 @@ from actors.remote import RemoteModel
 from actors.supervisor import Supervisor
 from decoding.model import ModelPool
 from engine.member import PoolMember
-from pool.components import Parts, open_parts, pool_of, prepare
+from pool.components import Parts, larger_draft, open_parts, pool_of, prepare
 from pool.pool import Pool
 from pool.prefix_stores import open_tenancy, share_of
 from pool.routing import Routing
@@ -127,6 +127,8 @@ class ActorPool(Pool):
         ]
         loaded = cls(name, parts, supervisors, own)
         place.append(loaded)
+        sizes = {name: member.num_parameters for name, member in loaded.members.items()}
+        loaded.notes += larger_draft(parts.config, sizes)
         prepare(loaded, config)
         loaded.stores = open_tenancy(config, parts.tokenizer, parts.folder)
         loaded.share = share_of(config, loaded.stores)

@@ -28,7 +28,9 @@ def check(
     Nothing is downloaded: of a model of a hub or a URL, what the cache holds is checked.
     """
     from engine.checkpoints import read_config
-    from pool.components import open_parts
+    from engine.costs.limits import count_parameters
+    from pool.components import larger_draft, open_parts
+    from turnout.checkpoint_files import has_weights
     from turnout.config import load_config, models_here
 
     config = load_config(file)
@@ -38,9 +40,13 @@ def check(
     notes = _notes_on_files(config, here)
     local = {name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.models.items()}
     on_disk = config.model_copy(update={"models": local})
+    sizes = {
+        name: count_parameters(folder, f"models.{name}.path") for name, folder in here.items() if has_weights(folder)
+    }
     for name, pool in config.pools.items():
         if here.keys() >= set(pool.members):
-            notes += [f"{name}: {note}" for note in open_parts(name, on_disk).notes]
+            found = open_parts(name, on_disk).notes + larger_draft(pool, sizes)
+            notes += [f"{name}: {note}" for note in found]
         else:
             notes.append(f"{name}: the vocabularies of its models are compared at the start, when all of them are here")
     for note in notes:

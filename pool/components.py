@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +71,10 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
     folder = model_path(config.models[pool.large], f"models.{pool.large}.path", weights=False)
     tokenizer = _tokenizer_of(pool.large, config)
     notes = list(tokenizer.notes)
+    if not tokenizer.has_chat_template:
+        notes.append(
+            f"{pool.large} has no chat template, so that conversations are refused; plain prompts are answered"
+        )
     for member in pool.members:
         if member != pool.large:
             other = _tokenizer_of(member, config)
@@ -105,6 +110,22 @@ def _differing_ends(member: str, large: str, mine: TextTokenizer, other: TextTok
         return []
     here, there = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (mine, other))
     return [f"{member} ends texts with tokens {here}, {large} with {there}, which hold for both"]
+
+
+def larger_draft(pool: PoolConfig, sizes: Mapping[str, int]) -> list[str]:
+    """A note where a pool's small model is larger than its large one.
+
+    Args:
+        pool: the pool's configuration.
+        sizes: parameters by model; of models that are not in it nothing is said.
+    """
+    small, large = sizes.get(pool.small), sizes.get(pool.large)
+    if small is None or large is None or small <= large:
+        return []
+    return [
+        f"{pool.small}, the small model, has {small:,} parameters, and {pool.large}, the large one, {large:,}: a draft"
+        " costs more than what it drafts for; exchange the two"
+    ]
 
 
 def prepare(loaded: Pool, config: TurnoutConfig) -> None:

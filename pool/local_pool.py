@@ -13,7 +13,7 @@ from engine.device import Device
 from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.threads import measured
-from pool.components import open_parts, pool_of, prepare
+from pool.components import larger_draft, open_parts, pool_of, prepare
 from pool.concurrency import ConcurrencyLimiter
 from pool.pool import PLAIN, DefaultMethod, Pool
 from pool.prefix_stores import mark_contents, open_stores, reuse_spans, share_of
@@ -107,7 +107,8 @@ class LocalPool(Pool):
         parts = open_parts(name, config)
         shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
         loaded = cls(name, models, *shared, tuple(devices.values()))
-        loaded.notes += parts.notes
+        sizes = {member: checkpoint.num_parameters for member, checkpoint in checkpoints.items()}
+        loaded.notes += parts.notes + larger_draft(pool, sizes)
         claim(loaded, needs)
         prepare(loaded, config)
         reuse_spans(pool, models.values())

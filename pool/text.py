@@ -30,6 +30,10 @@ LONG = 64 << 10  # characters that are not encoded on the event loop
 # What a tokenizer may do to a text before it is cut into tokens, so that no byte of it is lost.
 KEEPING = frozenset({"Sequence", "ByteLevel", "Digits", "Split", "NFC"})
 NFC_SHRINKS = 4  # composed characters have no fewer bytes than a third
+NO_TEMPLATE = (
+    "this model has no chat template: send a plain prompt (/v1/completions), or have a chat_template.jinja added to the"
+    " model's files"
+)
 T = TypeVar("T")
 # One after another: long prompts of all requests together take no more than one core.
 _long = ThreadPoolExecutor(1, thread_name_prefix="long prompts")
@@ -59,6 +63,11 @@ class TextTokenizer:
 
     def __len__(self) -> int:
         return len(self._tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can become prompts."""
+        return bool(self._tokenizer.chat_template)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's string and id."""
@@ -107,8 +116,8 @@ class TextTokenizer:
             TurnoutError: INVALID_ARGUMENT when there is no chat template, it refuses the conversation, or it has no
                 place for tools; OUT_OF_RANGE: see `most`.
         """
-        if not self._tokenizer.chat_template:
-            raise invalid("messages", "this model has no chat template; use a plain prompt")
+        if not self.has_chat_template:
+            raise invalid("messages", NO_TEMPLATE)
         turns, offered, kwargs = self._without_special_tokens(messages, tools, template.kwargs)
         template = replace(template, kwargs=kwargs)
         text = self._rendered(turns, None, template)

@@ -34,6 +34,7 @@ ADAPTER = "adapter_config.json"  # of LoRA and its like
 INDEX = ".index.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first of these, or of their indices, is read
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+POINTER = b"version https://git-lfs"
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 
 
@@ -91,7 +92,12 @@ def check_present(folder: Path, field: str) -> None:
     Raises:
         TurnoutError: as `check_checkpoint`.
     """
-    (check_checkpoint if has_weights(folder) else check_description)(folder, field)
+    if has_weights(folder):
+        check_checkpoint(folder, field)
+        return
+    check_description(folder, field)
+    if part := _unfinished_below(folder):
+        raise invalid(field, f"{folder} has no weights{part}")
 
 
 def has_weights(folder: Path) -> bool:
@@ -112,7 +118,7 @@ def read_config_file(folder: Path, field: str) -> dict[str, Any]:
     if folder.is_file():
         kind = "GGUF is not supported" if folder.suffix == ".gguf" else "is a file"
         raise invalid(field, f"{folder}: {kind}; {needed}")
-    found = f"no checkpoint (config.json) in {str(folder)!r}"
+    found = f"no checkpoint (config.json) in {str(folder)!r}{_unfinished(folder)}"
     if (folder / ADAPTER).is_file():
         message = f"it holds an adapter ({ADAPTER}); merge it into its base model and save that"
         raise invalid(field, f"{found}: {message}")
@@ -156,7 +162,8 @@ def weight_files(folder: Path, field: str = "model") -> list[Path]:
         index = folder / (name + INDEX)
         if index.is_file():
             return _shards(index, field)
-    raise invalid(field, f"{folder} has no weights: neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of either")
+    lacks = f"{folder} has no weights: neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of either"
+    raise invalid(field, lacks + _unfinished(folder))
 
 
 def tensors_of(file: Path, field: str = "model") -> Iterator[tuple[str, str, list[int]]]:
@@ -171,6 +178,8 @@ def tensors_of(file: Path, field: str = "model") -> Iterator[tuple[str, str, lis
                 part = opened.get_slice(name)
                 yield name, part.get_dtype(), part.get_shape()
     except (SafetensorError, OSError) as error:
+        if _begins(file, POINTER):
+            raise invalid(field, f"{file} is a pointer of Git LFS: `git lfs pull` fetches the file itself") from None
         raise invalid(field, f"{file} is not a safetensors file, or not a whole one: {_line(error)}") from None
 
 
@@ -215,8 +224,36 @@ def _shards(index: Path, field: str) -> list[Path]:
     files = [index.parent / name for name in sorted(set(listed.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise invalid(field, f"{index.parent} lacks {missing[0]}{more}, which {index.name} lists")
+        lacks = f"{index.parent} lacks {missing[0]}{more}, which {index.name} lists"
+        raise invalid(field, lacks + _unfinished(index.parent))
     return files
+
+
+def _unfinished(folder: Path) -> str:
+    """What shows that a folder was not downloaded to its end, for the end of a message; empty: nothing does."""
+    if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
+        repository = folder.name.removeprefix("models--").replace("--", "/")
+        return f": it is a folder of the hub's cache; write hf:{repository}"
+    if folder.parent.name == "snapshots" and (part := _part_in(folder.parent.parent / "blobs")):
+        return part
+    return _unfinished_below(folder)
+
+
+def _unfinished_below(folder: Path) -> str:
+    """As `_unfinished`, of a folder that the hub's client downloads to."""
+    return _part_in(folder / ".cache" / "huggingface" / "download")
+
+
+def _part_in(place: Path) -> str:
+    part = next(place.rglob("*.incomplete"), None)
+    return f": its download has not ended ({part.name}); repeat it" if part is not None else ""
+
+
+def _begins(file: Path, data: bytes) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(data)) == data
 
 
 def _line(error: Exception) -> str:

@@ -112,11 +112,26 @@ def gguf_only(folder: Path) -> None:
     (folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
 
 
+def half_downloaded(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    part = folder / ".cache" / "huggingface" / "download" / "x.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"")
+
+
 FAULTS = {
     "no config.json": (without("config.json"), "no checkpoint (config.json) in "),
     "an adapter's folder": (adapter_only, "it holds an adapter (adapter_config.json); merge it into its base model"),
     "an adapter in a checkpoint": (containing("adapter_config.json", b"{}"), "adapters are not applied; supported: "),
     "GGUF files": (gguf_only, "it holds GGUF files, which are not supported; the folder of a Hugging Face checkpoint"),
+    "a download that has not ended": (
+        half_downloaded,
+        " has no weights: its download has not ended (x.incomplete); repeat",
+    ),
+    "a pointer": (
+        containing("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "model.safetensors is a pointer of Git LFS: `git lfs pull` fetches the file itself",
+    ),
     "no tokenizer": (without("tokenizer.json"), " has no tokenizer: none of tokenizer.json, tokenizer.model, "),
     "weights by another name": (
         lambda folder: (folder / "model.safetensors").rename(folder / "weights.safetensors"),
@@ -153,6 +168,17 @@ def test_a_gguf_file_is_no_folder(tmp_path: Path) -> None:
     needed = "the folder of a Hugging Face checkpoint is needed"
     assert refusal(file) == f"{file}: GGUF is not supported; {needed}"
     assert refusal(file.rename(tmp_path / "model.bin")) == f"{tmp_path / 'model.bin'}: is a file; {needed}"
+
+
+def test_the_hubs_cache_holds_folders_of_commits(tmp_path: Path) -> None:
+    snapshot = write_checkpoint(tmp_path / "models--org--name" / "snapshots" / "abc")
+    assert refusal(tmp_path / "models--org--name").endswith("it is a folder of the hub's cache; write hf:org/name")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot.parent.parent / "blobs").mkdir()
+    (snapshot.parent.parent / "blobs" / "0f.12.incomplete").write_bytes(b"")
+    with pytest.raises(TurnoutError) as caught:
+        check_checkpoint(snapshot, FIELD)
+    assert caught.value.message.endswith("its download has not ended (0f.12.incomplete); repeat it")
 
 
 @pytest.mark.parametrize("index", [None, "model.safetensors.index.json"])
