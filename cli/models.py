@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from turnout.calls import ModelDescription
 
 
+SHORT = 12  # characters of a commit
+
 app = typer.Typer(help="List what a request may ask for; fetch models to this machine.", invoke_without_command=True)
 
 
@@ -42,7 +44,10 @@ def models(
         print_json(found)
         return
     print_table(
-        ["name", ">parameters", "architecture", ">vocabulary", ">max length", "members", "default method", "ends"],
+        [
+            *("name", ">parameters", "architecture", ">vocabulary", ">max length"),
+            *("members", "default method", "ends", "revision"),
+        ],
         [
             [
                 m.name,
@@ -53,6 +58,7 @@ def models(
                 ", ".join(f"{role}: {name}" for role, name in m.roles.items()),
                 m.default_method,
                 _ends(m),
+                m.revision[:SHORT],
             ]
             for m in found
         ],

@@ -284,6 +284,7 @@ def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
             routed=model.routed,
             ends=[pb.EndToken(id=end.id, text=end.text) for end in model.ends],
             ends_source=model.ends_source,
+            revision=model.revision,
         )
     return message
 

@@ -17,6 +17,7 @@ from pool.routing import PoolRouting
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.errors import Code, TurnoutError, not_found
+from turnout.model_fetching import revision_of
 from turnout.registry import get_method
 
 
@@ -136,6 +137,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     """
     pool = config.pools[loaded.name]
     loaded.defaults = RequestDefaults.of(pool, loaded.tokenizer.generation)
+    loaded.revisions = {name: revision_of(config.models[name].path) for name in pool.members}
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
     check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")

@@ -72,6 +72,7 @@ class Pool:
         routing: chooses a method where a call leaves it open; None: the default method is used.
         audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
+        revisions: commits of the members that are of a hub, by name.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Pool:
         self.model_pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
         self.max_length = min(model.max_length for model in members.values())
         self.vocab_size = min(model.vocab_size for model in members.values())
+        self.revisions: dict[str, str] = {}
         self._places = places
         # Low-priority calls have places of their own.
         self._low_priority_places = places.copy()
@@ -261,10 +263,7 @@ class Pool:
         sizes, default = (total, self.vocab_size, self.max_length), (self.default_method, self.default_params)
         routed = self.routing is not None
         pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
-        members = [
-            ModelDescription(m.name, m.architecture, m.num_parameters, m.vocab_size, m.max_length, {}, ALONE, **ends)
-            for m in self.members.values()
-        ]
+        members = [_described(each, self.revisions.get(each.name, ""), ends) for each in self.members.values()]
         return [pool, *members]
 
     def stats(self) -> PoolStats:
@@ -348,6 +347,12 @@ class _Rate:
         elapsed = time.monotonic() - self._since
         if elapsed >= self.WINDOW_S:
             self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
+
+
+def _described(model: PoolMember, revision: str, ends: dict[str, Any]) -> ModelDescription:
+    """A member by itself; `ends` are the pool's."""
+    sizes = (model.num_parameters, model.vocab_size, model.max_length)
+    return ModelDescription(model.name, model.architecture, *sizes, {}, ALONE, revision=revision, **ends)
 
 
 def _scored(

@@ -8,13 +8,18 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
+from huggingface_hub import constants
+
+from turnout import model_fetching
 
 LARGE = (".safetensors", ".bin", ".gguf", ".h5")  # kept as large files, which go by their SHA-256
 
@@ -206,3 +211,26 @@ def running(hub: Hub | None = None) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def point_at(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's client use this hub, as HF_ENDPOINT does in a process that starts with it."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def own_caches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let downloads go to a folder, without a token; the function makes this process forget what it fetched."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setattr("turnout.cache_lock.cache_folder", lambda: folder / "cache")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def forget() -> None:
+        monkeypatch.setattr(model_fetching, "_fetched", {})
+        monkeypatch.setattr(model_fetching, "_commits", {})
+
+    forget()
+    return forget

@@ -327,7 +327,8 @@ class ModelDescription:
 
     `default_params` are the pool's own for `default_method`; `routed`: a router chooses where none is named.
     `ends` are the tokens that end an answer, by id; `ends_source`: generation_config.json, config.json or tokenizer, of
-    the pool's large model; empty where none of them names one.
+    the pool's large model; empty where none of them names one. `revision`: the commit of a hub's model; empty for a
+    pool and for models of other places.
     """
 
     name: str
@@ -341,6 +342,7 @@ class ModelDescription:
     routed: bool = False
     ends: tuple[EndToken, ...] = ()
     ends_source: str = ""
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

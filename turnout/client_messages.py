@@ -363,6 +363,7 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             routed=each.routed,
             ends=tuple(EndToken(end.id, end.text) for end in each.ends),
             ends_source=each.ends_source,
+            revision=each.revision,
         )
         for each in message.models
     ]

@@ -82,6 +82,16 @@ def pin_model(text: str, field: str = "model") -> str:
     return str(location.at(_commit(location, field))) if isinstance(location, HubRepository) else text
 
 
+def revision_of(text: str, field: str = "model") -> str:
+    """Name the commit of a hub's repository that this process uses; empty for other paths.
+
+    Raises:
+        TurnoutError: as `pin_model`.
+    """
+    location = parse_location(text, field)
+    return _commit(location, field) if isinstance(location, HubRepository) else ""
+
+
 def _commit(repository: HubRepository, field: str) -> str:
     if repository.is_pinned:
         assert repository.revision is not None

@@ -64,7 +64,7 @@ def test_models_survive_the_wire() -> None:
     ends: dict[str, Any] = {"ends": (EndToken(2, "</s>"), EndToken(7, "")), "ends_source": "config.json"}
     models = [
         ModelDescription("demo", "Llama", 5, 6, 7, {"small": "s"}, "entropy_adaptive", own, routed=True, **ends),
-        ModelDescription("s", "Llama", 5, 6, 7, {}, "plain"),
+        ModelDescription("s", "Llama", 5, 6, 7, {}, "plain", revision="0f" * 20),
     ]
     assert wire.models(grpc_messages.models_message(models)) == models
 

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.checkpoint_folders import write_checkpoint
-from tests.hub_server import Hub, running
-from turnout import model_fetching
+from tests.hub_server import Hub, own_caches, point_at, running
 from turnout.errors import Code, TurnoutError
 from turnout.model_fetching import fetch_model, find_model, pin_model
 
@@ -37,25 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Caches of this test's own; the function makes this process forget what it fetched."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-
-    def forget() -> None:
-        monkeypatch.setattr(model_fetching, "_fetched", {})
-        monkeypatch.setattr(model_fetching, "_commits", {})
-
-    forget()
-    return forget
-
-
-def point_at(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT does in a process that starts with it."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    return own_caches(tmp_path, monkeypatch)
 
 
 @pytest.fixture
