@@ -65,7 +65,7 @@ class Snapshot:
         """
         from glob import escape
 
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
 
         from turnout.download_bar import DownloadBar
 
@@ -73,6 +73,7 @@ class Snapshot:
             self._remove(name)  # it is not there, or not whole
         needed = shown_bytes(sum(self.sizes[name] for name in names))
         with _refusals(self.repository, self.field, f"{some(names)} ({needed})"):
+            HfApi().model_info(self.repository.name, revision=self.commit)  # fails at once; downloads would try again
             snapshot_download(
                 self.repository.name,
                 revision=self.commit,
@@ -123,7 +124,7 @@ def resolve(repository: HubRepository, field: str) -> str:
     """
     from huggingface_hub import HfApi
 
-    with _refusals(repository, field, "everything of it"):
+    with _refusals(repository, field, "its files"):
         return str(HfApi().resolve_revision(repository.name, revision=repository.revision).resolved)
 
 
@@ -197,7 +198,7 @@ def _listed(repository: HubRepository, commit: str, field: str) -> list[RepoFile
     except CachedRepoTreeNotFoundError:
         pass
     try:
-        with _refusals(repository, field, "everything of it"):
+        with _refusals(repository, field, "its files"):
             listed = HfApi().list_repo_tree(repository.name, recursive=True, revision=commit)
             return [each for each in listed if isinstance(each, RepoFile)]
     except TurnoutError as error:

@@ -16,7 +16,7 @@ ALLOWED = (
     "allowed: a folder, a .gguf file, demo:NAME, hf:ORG/NAME[@REVISION], hf:ORG/NAME/FILE.gguf[@REVISION], or a URL"
     " that fsspec knows"
 )
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PART = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?(?<!\.git)")  # as the hub allows it
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -35,7 +35,17 @@ def test_each_form_of_a_path(text: str, meant: Location) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hf:", "hf:name", "hf:org/name@", "hf:org/name/x.bin", "hf:../name", "hf:a/b/../c.gguf"]
+    "text",
+    [
+        "hf:",
+        "hf:name",
+        "hf:org/name@",
+        "hf:org/name/x.bin",
+        "hf:../name",
+        "hf:a--b/c",
+        "hf:a/b.git",
+        "hf:a/b/../c.gguf",
+    ],
 )
 def test_no_repository(text: str) -> None:
     with pytest.raises(
