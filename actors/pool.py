@@ -32,7 +32,7 @@ from pool.routing import Routing
 from pool.validation import PreparedRequest
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
 from turnout.checkpoint_files import check_description
-from turnout.config import TurnoutConfig, model_path
+from turnout.config import TurnoutConfig, model_path, pinned
 from turnout.errors import Code, Interrupted, TurnoutError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class ActorPool(Pool):
                 not form a group.
         """
         pool = pool_of(name, config)
+        config = pinned(config)  # an actor that is started again loads the same
         _check_split(name, config)
         parts = open_parts(name, config)
         group, own = _placed(name, config)

@@ -30,12 +30,13 @@ def check(
     from engine.checkpoints import read_config
     from engine.costs.limits import count_parameters
     from pool.components import larger_draft, open_parts
-    from turnout.checkpoint_files import has_weights
+    from turnout.checkpoint_files import check_present, has_weights
     from turnout.config import load_config, models_here
 
     config = load_config(file)
     here = models_here(config)
     for name, folder in here.items():
+        check_present(folder, f"models.{name}.path")
         read_config(folder, f"models.{name}.path")
     notes = _notes_on_files(config, here)
     local = {name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.models.items()}

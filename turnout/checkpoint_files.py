@@ -232,7 +232,7 @@ def _shards(index: Path, field: str) -> list[Path]:
 def _unfinished(folder: Path) -> str:
     """What shows that a folder was not downloaded to its end, for the end of a message; empty: nothing does."""
     if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
-        repository = folder.name.removeprefix("models--").replace("--", "/")
+        repository = folder.name.removeprefix("models--").replace("--", "/", 1)
         return f": it is a folder of the hub's cache; write hf:{repository}"
     if folder.parent.name == "snapshots" and (part := _part_in(folder.parent.parent / "blobs")):
         return part

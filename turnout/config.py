@@ -279,10 +279,13 @@ class _StrictLoader(yaml.CSafeLoader):
 def check_resources(config: TurnoutConfig) -> None:
     """Refuse folders that are no checkpoints, and methods and routing policies that do not validate.
 
-    Nothing is downloaded: of models that are not on this machine yet only the form of their path is checked.
+    Nothing is downloaded: of a model of a hub or a store, which is checked when it is loaded, only the path's form is.
     """
-    for name, folder in models_here(config).items():
-        check_present(folder, f"models.{name}.path")
+    for name, model in config.models.items():
+        field = f"models.{name}.path"
+        location = parse_location(model.path, field)
+        if isinstance(location, LocalFiles):
+            check_present(location.path, field)
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
         chosen = get_method(pool.default.name, f"{field}.name")

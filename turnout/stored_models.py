@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ MARKS = (
     "mtime",
     "created",
 )
+log = logging.getLogger(__name__)
 CURRENT = "current.json"
 CHUNK = 8 << 20  # bytes
 DEPTH = 2  # of folders that are listed
@@ -122,6 +124,7 @@ def fetch(stored: StoredFiles, field: str, weights: bool = True) -> Path:
             version = _listed(stored, field)
         except TurnoutError as error:
             if error.code is Code.UNAVAILABLE and (path := find(stored, weights).path) is not None:
+                log.warning("%s cannot be read; what the cache holds of it is used", stored.url)
                 return path
             raise
         if (file := _file_of(stored)) is not None:
