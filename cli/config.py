@@ -64,8 +64,10 @@ def check(
 def _notes_on_files(config: TurnoutConfig, here: Mapping[str, Path]) -> list[str]:
     """A note for each model of which this machine does not have all."""
     from turnout.checkpoint_files import has_weights
+    from turnout.hub_models import is_offline
     from turnout.model_fetching import find_model
     from turnout.model_files import some
+    from turnout.model_location import HubRepository, parse_location
 
     notes = []
     for name, model in config.models.items():
@@ -73,7 +75,9 @@ def _notes_on_files(config: TurnoutConfig, here: Mapping[str, Path]) -> list[str
         found = find_model(model.path, field)
         if found.path is None:
             lacks = f"lacks {some(found.lacking)}" if found.lacking else "has nothing"
-            notes.append(f"{field}: this machine {lacks} of {model.path}, which is downloaded at the start")
+            offline = isinstance(parse_location(model.path), HubRepository) and is_offline()
+            then = "and HF_HUB_OFFLINE is set, so that it cannot be" if offline else "which is"
+            notes.append(f"{field}: this machine {lacks} of {model.path}, {then} downloaded at the start")
         elif not has_weights(folder := here[name]):
             notes.append(f"{field}: {folder} has no weight files, which each node that loads the model needs")
     return notes

@@ -43,6 +43,11 @@ def test_what_is_elsewhere_is_noted_and_not_downloaded(
         "models.s.path: this machine has nothing of hf:org/small@v1, which is downloaded at the start",
         "p: the vocabularies of its models are compared at the start, when all of them are here",
     ]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    notes = run("config", "check", str(config_file)).err.splitlines()
+    assert notes[1].endswith(
+        "of hf:org/small@v1, and HF_HUB_OFFLINE is set, so that it cannot be downloaded at the start"
+    )
     assert "not all of it" in run("models", "--config", str(config_file)).out
     values["models"]["s"]["path"] = "hf:small"
     config_file.write_text(yaml.safe_dump(values), encoding="utf-8")

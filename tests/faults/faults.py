@@ -119,4 +119,18 @@ FAULTS: tuple[Fault, ...] = (
         "        if self.rope_length < 0:\n",
         ("tests/engine/test_rope.py", "-k", "blocks_are_shared"),
     ),
+    Fault(
+        "a download is not compared with what the hub announced",
+        "turnout/hub_models.py",
+        "            self._check_content(name)\n",
+        "            self._check_content\n",
+        ("tests/turnout/test_hub_models.py", "-k", "test_bytes_that_are_not_those_announced"),
+    ),
+    Fault(
+        "a copy that broke off is taken for a whole one",
+        "turnout/model_files.py",
+        "return path.is_file() and (size is None or path.stat().st_size == size)",
+        "return path.is_file()",
+        ("tests/turnout/test_hub_models.py", "-k", "test_an_interrupted_download_is_completed"),
+    ),
 )
