@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from training.layer_skip import MIN_LAYERS, LayerSkip
 from training.tokenizer import MAX_POSITIONS, VOCABULARY_SIZE
-from turnout.config import DEMO_PREFIX
+from turnout.model_location import DEMO_PREFIX
 
 SHIPPED = ("small", "large")
 

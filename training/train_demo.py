@@ -21,7 +21,7 @@ from training.optimiser import PairedOptimiser
 from training.packing import IGNORED, Batch
 from training.recipe import RECIPES, Recipe
 from training.tokenizer import load_or_train
-from turnout.config import DEMO_PREFIX
+from turnout.model_location import DEMO_PREFIX
 
 RUNS_FOLDER = Path(".runs")
 _WATCH_PROBLEMS = 128

@@ -196,9 +196,7 @@ def test_a_hub_that_is_gone(
     own_cache()
     assert fetch_model(PATH, FIELD) == folder
     message = refusal("hf:tiny/none").message
-    assert (
-        f"hf:tiny/none: this machine lacks its files, and {hub.url} cannot be reached: ConnectError" in message
-    )
+    assert f"hf:tiny/none: this machine lacks its files, and {hub.url} cannot be reached: ConnectError" in message
     message = refusal("hf:tiny/other").message
     assert f"lacks model.safetensors (16 B), and {hub.url} cannot be reached: ConnectError" in message
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
