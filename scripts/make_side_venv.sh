@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make or update a second virtual environment, for programs that need other versions than ours: its folder is the
-# first argument, their requirements file the second. Nothing of ours is installed there. `make venv-peers` and `make
-# venv-foreign` call this.
+# first argument, their requirements file the second. Nothing of ours is installed there. `make venv-peers`,
+# `make venv-vllm` and `make venv-foreign` call this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:?usage: make_side_venv.sh FOLDER REQUIREMENTS}

@@ -1,0 +1,132 @@
+"""`make demo-real`: a chat with SmolLM2-135M-Instruct, alone and as the large half of a pair; then all stops."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from cli.ask import connect
+from cli.output import console, print_error
+from cli.provenance import Marked, summary
+from experiments import real_model
+from experiments.pairs import KV_MEMORY_BYTES, REAL, open_pair
+from turnout.calls import ChatMessage
+from turnout.errors import TurnoutError
+from turnout.free_ports import free_ports
+from turnout.standard_streams import replace_unencodable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnout.config import TurnoutConfig
+
+ALONE = "alone"
+TURNS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that checks whether a string is a palindrome.",
+    "Explain in two sentences what your function does.",
+)
+SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": 160}
+
+
+def real_config(paired: bool) -> TurnoutConfig:
+    """The real model, alone or with its draft, on two ports that are free now.
+
+    Raises:
+        TurnoutError: what it serves is not there; names the command that makes it.
+    """
+    from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
+
+    if paired:
+        config = open_pair(REAL).config
+    else:
+        model = ModelConfig(path=str(real_model.model_folder()), kv_memory_bytes=KV_MEMORY_BYTES)
+        config = TurnoutConfig(models={"smollm2": model}, pools={ALONE: PoolConfig(large="smollm2")})
+    grpc_port, http_port = free_ports(2)
+    server = config.server.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
+    return config.model_copy(update={"server": server})
+
+
+def chat(out: Console, address: str, pool: str, method: str) -> None:
+    """Ask the turns one after the other, each with all that was said before it, and show the answers as they come.
+
+    Raises:
+        TurnoutError: the server refuses, or does not answer.
+    """
+    said: list[ChatMessage] = []
+    with connect(address) as client:
+        models = client.models()
+        for text in TURNS:
+            said.append(ChatMessage("user", text))
+            out.print(f"\n> {text}", markup=False)
+            marked = Marked(out, pool, marks=method != "plain")
+            marked.announce(models)
+            answer = ""
+            with client.stream(messages=tuple(said), model=pool, method=method, **SAMPLING) as stream:
+                for chunk in stream:
+                    answer += chunk.text
+                    marked.show(chunk)
+                usage = stream.usage
+            marked.finish()
+            said.append(ChatMessage("assistant", answer))
+            if usage is not None:
+                speed = usage.completion_tokens / usage.wall_s
+                out.print(f"{summary(usage)}; {speed:.0f} tokens/s", style="dim")
+
+
+def serve(out: Console, paired: bool) -> None:
+    """Start a server, chat, stop it.
+
+    Raises:
+        TurnoutError: as for `real_config` and `chat`, or the server did not start.
+    """
+    config = real_config(paired)
+    started = time.monotonic()
+    with out.status("starting Ray, Serve and the model"):
+        from deployments.app import start
+
+        server = start(config)
+    try:
+        pool = next(iter(config.pools))
+        out.print(f"serving after {time.monotonic() - started:.1f} s: gRPC {server.grpc_address}")
+        chat(out, server.grpc_address, pool, "speculative" if paired else "plain")
+    finally:
+        with out.status("stopping"):
+            server.stop()
+
+
+def run(out: Console) -> None:
+    """Chat with the model alone, then with the pair, where its draft is there.
+
+    Raises:
+        TurnoutError: the model is not there, or a server did not start or answer.
+    """
+    started = time.monotonic()
+    real_model.model_folder()
+    out.print(f"{real_model.TITLE} alone, in bfloat16, greedy")
+    serve(out, paired=False)
+    try:
+        real_model.draft_folder()
+    except TurnoutError:
+        out.print("\nno draft model yet: to chat with a pair, train one, and run this again:")
+        out.print(real_model.training_command(), markup=False, soft_wrap=True)
+    else:
+        out.print(f"\n{real_model.TITLE} with its draft, speculative: the same answers in fewer forwards")
+        serve(out, paired=True)
+    out.print(f"\nall of it in {time.monotonic() - started:.0f} s")
+
+
+def main() -> int:
+    """Exit code 0 when all was answered, 1 with one line that says why not."""
+    replace_unencodable()
+    try:
+        run(console())
+    except TurnoutError as error:
+        print_error(error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
