@@ -21,12 +21,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ray._raylet import Config as RayNativeConfig  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from benchmarks.batch_outcome import Alone, Kill, Outcome, Sample, page
 from benchmarks.harness import Report, command_line, note, run
 from experiments.machine import describe
+from experiments.pairs import Pair, open_pair
 from experiments.process_memory import proportional_bytes, tree
 
 STORE_BYTES = 80 << 20
@@ -41,7 +43,7 @@ ACTOR = b"ray::MapWorker(MapBatches(Answerer"
 PARTS = ("actor", "driver", "node")
 STALL_S = 600.0  # without a line more: the job hangs
 SETTING = (
-    f"`make batch-chaos`: short prompts on the demo pair, {CONCURRENCY} at once, blocks of {BLOCK_ROWS}, whole answers"
+    f"`make batch-chaos`: short prompts on the {{}}, {CONCURRENCY} at once, blocks of {BLOCK_ROWS}, whole answers"
     f" (at most {MAX_TOKENS} tokens), on a cluster of two nodes of one machine, of which the second does the work;"
     " {} copies of the pool, which share what the job has at once."
 )
@@ -305,27 +307,35 @@ def _kill(pid: int) -> None:
 
 def measure(options: argparse.Namespace) -> Report:
     """Run the job under kills, and the engine alone before it and after it."""
+    pair = open_pair(options.pair)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "pair.yaml"
+        config.write_text(yaml.safe_dump(pair.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+        return _measure(options, pair, config)
+
+
+def _measure(options: argparse.Namespace, pair: Pair, config: Path) -> Report:
     machine, rows, actors = describe(), options.rows, options.actors
     few = min(rows, ENGINE_ROWS)
 
     def engine() -> tuple[float, float, float]:
-        alike, usual = (engine_rate(few, for_throughput=for_throughput) for for_throughput in (True, False))
-        copies = engine_rate(few, for_throughput=True, copies=actors)
+        alike, usual = (engine_rate(few, config, for_throughput=for_throughput) for for_throughput in (True, False))
+        copies = engine_rate(few, config, for_throughput=True, copies=actors)
         note(f"the engine alone: {alike:.1f} lines a second, with its default settings {usual:.1f}")
         note(f"as many processes as the job has copies: {copies:.1f}")
         return alike, usual, copies
 
     before = engine()
-    with chaos(rows, actors, concurrency=CONCURRENCY // actors) as made:
+    with chaos(rows, actors, concurrency=CONCURRENCY // actors, config=config) as made:
         outcome = made.run(planned(rows, options.kills, options.seed))
     after = engine()
     alone = Alone(*((one + other) / 2 for one, other in zip(before, after, strict=True)))
-    return page(outcome, alone, SETTING.format(actors), machine)
+    return page(outcome, alone, SETTING.format(pair.title, actors), machine)
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/batch.md"), rounds=None, rows=1000, kills=1)
+    made = command_line(__doc__, Path("docs/results/batch.md"), rounds=None, takes_pair=True, rows=1000, kills=1)
     made.add_argument("--rows", type=int, default=100_000)
     made.add_argument("--kills", type=int, default=5)
     made.add_argument("--seed", type=int, default=0)

@@ -21,10 +21,10 @@ from benchmarks.harness import Cell, Report, command_line, run, shown
 from benchmarks.served import on_free_ports, running_server
 from experiments.load.generator import UNFINISHED, drive
 from experiments.load.schedule import SCHEDULES
+from experiments.pairs import DEMO, open_pair
 from experiments.stats.intervals import Interval
 from turnout.addresses import http_url, reachable
 from turnout.batches_config import BatchesConfig
-from turnout.config import TurnoutConfig
 
 LIMIT = 1.5  # times the p95 without a batch
 MAX_TOKENS = 16
@@ -38,10 +38,12 @@ class Chats:
 
     Args:
         client: of the server; stays open.
+        model: that is asked.
     """
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
+        self._model = model
 
     async def answer(self, prompt: str, output: Callable[[], None]) -> int:
         """See `LoadClient.answer`; tokens are not counted.
@@ -50,7 +52,7 @@ class Chats:
             RuntimeError: the answer broke off.
         """
         body = {
-            "model": "demo",
+            "model": self._model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
@@ -72,19 +74,21 @@ class Chats:
         """See `LoadClient.close`."""
 
 
-async def interactive(client: httpx.AsyncClient, rate: float, seconds: float, seed: int) -> list[float | None]:
+async def interactive(
+    client: httpx.AsyncClient, rate: float, seconds: float, seed: int, model: str = DEMO
+) -> list[float | None]:
     """Times to first token under an open loop of Poisson arrivals; None: an answer without text."""
     drawn = random.Random(seed)
     arrivals = SCHEDULES["poisson"](rate, seconds, seed)
     prompts = [f"What is {drawn.randint(1, 99)}*{drawn.randint(1, 99)}?" for _ in arrivals]
-    records = await drive(Chats(client), arrivals, prompts, drain_s=DRAIN_S)
+    records = await drive(Chats(client, model), arrivals, prompts, drain_s=DRAIN_S)
     if any(each.error == UNFINISHED for each in records):
         raise RuntimeError(f"answers were unfinished {DRAIN_S:g} s after the last request")
     return [None if each.first_s is None else each.first_s - each.sent_s for each in records]
 
 
 @asynccontextmanager
-async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]:
+async def saturating(client: httpx.AsyncClient, rows: int, model: str) -> AsyncIterator[str]:
     """A batch that has more to do than the pool can, for as long as the context lasts; yields its id."""
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "in.jsonl"
@@ -93,7 +97,7 @@ async def saturating(client: httpx.AsyncClient, rows: int) -> AsyncIterator[str]
         for line in prompts.read_text(encoding="utf-8-sig").splitlines():
             given = json.loads(line)
             turn = {"role": "user", "content": given["prompt"]}
-            body = {"model": "demo", "messages": [turn], "max_tokens": 48, "temperature": 0}
+            body = {"model": model, "messages": [turn], "max_tokens": 48, "temperature": 0}
             lines.append(json.dumps({**_line(given["custom_id"]), "body": body}))
     data = "\n".join(lines).encode()
     file = await _ask(client, "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"})
@@ -125,19 +129,19 @@ async def _batch(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
     return found
 
 
-async def measure(url: str, rate: float, seconds: float, rows: int) -> dict[str, Any]:
+async def measure(url: str, rate: float, seconds: float, rows: int, model: str) -> dict[str, Any]:
     """Measure TTFT without a batch, with one, and without again, which shows a drift of the machine."""
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
-        await interactive(client, rate, WARM_UP, seed=0)
-        before = await interactive(client, rate, seconds, seed=1)  # other prompts each time: none is cached yet
-        async with saturating(client, rows) as batch_id:
+        await interactive(client, rate, WARM_UP, 0, model)
+        before = await interactive(client, rate, seconds, 1, model)  # other prompts each time: none is cached yet
+        async with saturating(client, rows, model) as batch_id:
             done = (await _batch(client, batch_id))["request_counts"]["completed"]
             started = time.monotonic()
-            during = await interactive(client, rate, seconds, seed=2)
+            during = await interactive(client, rate, seconds, 2, model)
             counts = (await _batch(client, batch_id))["request_counts"]
             speed = (counts["completed"] - done) / (time.monotonic() - started)
             saturated = counts["completed"] < counts["total"]
-        after = await interactive(client, rate, seconds, seed=3)
+        after = await interactive(client, rate, seconds, 3, model)
     alone = before + after
     return {
         "alone": _known(alone),
@@ -152,16 +156,17 @@ def _known(times: list[float | None]) -> list[float]:
     return [each for each in times if each is not None]
 
 
-def page(found: dict[str, Any], rate: float) -> Report:
+def page(found: dict[str, Any], rate: float, title: str = "demo pair") -> Report:
     """The report.
 
     Args:
         found: what `measure` gave.
         rate: interactive requests a second.
+        title: of the pair.
     """
     report = Report(
         "Interactive requests during a batch",
-        f"`make bench-batch`: {rate:g} chat requests a second at random to the served demo pair, over HTTP.",
+        f"`make bench-batch`: {rate:g} chat requests a second at random to the served {title}, over HTTP.",
     )
 
     def ms(share: int) -> Callable[[str], str]:
@@ -203,17 +208,20 @@ def ratio(found: dict[str, Any]) -> Interval:
 
 
 async def measure_all(options: argparse.Namespace) -> Report:
-    """Serve the demo pair with batches, and measure."""
+    """Serve a pair with batches, and measure."""
+    pair = open_pair(options.pair)
     with tempfile.TemporaryDirectory() as folder:
-        config = on_free_ports(TurnoutConfig.demo())
+        config = on_free_ports(pair.config)
         config = config.model_copy(update={"batches": BatchesConfig(folder=folder)})
         with running_server(config):
             url = http_url(reachable(config.server.http_host), config.server.http_port)
-            return page(await measure(url, options.rate, options.seconds, int(400 * options.seconds)), options.rate)
+            rows = int(400 * options.seconds)
+            found = await measure(url, options.rate, options.seconds, rows, pair.pool)
+            return page(found, options.rate, pair.title)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/batch-priority.md"), seconds=20.0)
+    parser = command_line(__doc__, Path("docs/results/batch-priority.md"), takes_pair=True, seconds=20.0)
     parser.add_argument("--rate", type=float, default=3.0, help="interactive requests a second")
     parser.add_argument("--seconds", type=float, default=120.0, help="of each part")
     run(parser, measure_all)

@@ -22,6 +22,8 @@ from benchmarks.harness import Goal, Report, Side, command_line, note, run, show
 from benchmarks.retention import judged
 from experiments.stats.intervals import Interval
 
+DEMO_ONLY = "it compares the demo pair with its deepened large model"
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -121,4 +123,4 @@ async def measure(options: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    run(command_line(__doc__, Path("docs/results/batch-speed.md"), rounds=3), measure)
+    run(command_line(__doc__, Path("docs/results/batch-speed.md"), rounds=3, demo_only=DEMO_ONLY), measure)

@@ -24,6 +24,7 @@ from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.peers.workloads import RandomPrompts
 from benchmarks.placements.sides import Cores, Placement, Turn, Work, open_actors, open_colocated, pin
 from experiments.own_ray import ray_of_its_own
+from experiments.pairs import DEMO, REAL, open_pair
 from experiments.stats.intervals import Interval, spread
 from training.data import arithmetic
 from turnout.config import DEMO_METHOD, ModelConfig, PoolConfig, TurnoutConfig
@@ -42,7 +43,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     PEARL: ("pearl", {}),
 }
 PEARL_AT = (1, 4, CONCURRENT)
-DEMO, RANDOM = "demo", "random 35 M / 220 M"
+RANDOM = "random 35 M / 220 M"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,9 @@ def settings() -> list[Cores]:
 
 def pair_of(name: str, folder: Path) -> tuple[TurnoutConfig, str]:
     """A pair of models, and the name of its pool."""
-    if name == DEMO:
-        return TurnoutConfig.demo(), "demo"
+    if name != RANDOM:
+        pair = open_pair(name)
+        return pair.config, pair.pool
     paths = {"small": random_checkpoint("35 M", folder), "large": random_checkpoint("220 M", folder)}
     models = {role: ModelConfig(path=str(path), kv_memory_bytes=256 << 20) for role, path in paths.items()}
     return TurnoutConfig(models=models, pools={"pair": PoolConfig(small="small", large="large")}), "pair"
@@ -105,7 +107,7 @@ def pair_of(name: str, folder: Path) -> tuple[TurnoutConfig, str]:
 
 def prompts_of(name: str, count: int) -> list[str | tuple[int, ...]]:
     """As many prompts: arithmetic, or random tokens."""
-    if name == DEMO:
+    if name != RANDOM:
         return [problem.prompt for problem in arithmetic.heldout(3, count)]
     return [tuple(prompt) for prompt in RandomPrompts("cluster").batch(count, PROMPT_TOKENS)]
 
@@ -267,7 +269,7 @@ async def measure(options: argparse.Namespace) -> Report:
 
 if __name__ == "__main__":
     parser = command_line(__doc__, Path("docs/results/cluster.md"), rounds=7, pairs=[DEMO])
-    parser.add_argument("--pairs", nargs="+", choices=(DEMO, RANDOM), default=[DEMO, RANDOM])
+    parser.add_argument("--pairs", nargs="+", choices=(DEMO, REAL, RANDOM), default=[DEMO, RANDOM])
     parser.add_argument("--cores", choices=[each.name for each in settings()], help="absent: all distributions")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")
     run(parser, measure)

@@ -38,6 +38,7 @@ from turnout.calls import ChatMessage
 from turnout.config import TurnoutConfig, artifacts_path
 from turnout.types import SamplingParams
 
+DEMO_ONLY = "codecs use the profiles of the demo pair, and answers are judged on its tasks"
 AT_ONCE = 20  # prompts
 MAX_TOKENS = 140
 SPEED_TOKENS = 256
@@ -364,7 +365,7 @@ async def measure(options: argparse.Namespace) -> Report:
 
 if __name__ == "__main__":
     known = ["raw", *sorted(name for name in codec_numbers() if name != "raw")]
-    parser = command_line(__doc__, Path("docs/results/codecs.md"), rounds=15, prompts=24)
+    parser = command_line(__doc__, Path("docs/results/codecs.md"), rounds=15, demo_only=DEMO_ONLY, prompts=24)
     parser.add_argument("--codecs", nargs="+", choices=known, default=known, help="the first is compared with")
     parser.add_argument("--prompts", type=int, default=400)
     run(parser, measure)

@@ -18,6 +18,7 @@ import torch
 from benchmarks.engines import SUBJECTS, decode_speed, open_engine, random_prompts
 from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
 from engine.model import EngineModel
+from experiments.pairs import REAL
 from turnout.config import EngineConfig
 
 PROMPT_TOKENS = 128
@@ -78,7 +79,8 @@ async def measure(options: argparse.Namespace) -> Report:
 
 if __name__ == "__main__":
     parser = command_line(__doc__, Path("docs/results/decode.md"))
-    parser.add_argument("--subjects", nargs="+", choices=sorted(SUBJECTS), default=list(SUBJECTS))
+    usual = [name for name in SUBJECTS if name != REAL]
+    parser.add_argument("--subjects", nargs="+", choices=sorted(SUBJECTS), default=usual)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--tokens", type=int, default=64)
     run(parser, measure)

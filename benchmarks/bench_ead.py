@@ -22,6 +22,7 @@ from benchmarks.harness import Report, command_line, note, run, signed
 from benchmarks.retention import RETENTIONS, Retention, Spent, judged, kept_at, percent
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import (
+    ARITHMETIC,
     QUANTILES,
     SETTINGS,
     Prompts,
@@ -384,7 +385,7 @@ async def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, RESULT, rounds=None, problems=64, part=0.03, calibration=32)
+    made = command_line(__doc__, RESULT, rounds=None, demo_only=ARITHMETIC, problems=64, part=0.03, calibration=32)
     made.add_argument("--problems", type=int, default=500, help="of arithmetic; absent: 500, 64 with --quick")
     made.add_argument("--part", type=float, default=0.25, help="of the mixed prompts; absent: 0.25, 0.03 with --quick")
     made.add_argument("--calibration", type=int, default=200, help="absent: 200, 32 with --quick")

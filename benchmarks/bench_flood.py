@@ -31,10 +31,10 @@ from experiments.load.clients import HttpClient
 from experiments.load.generator import drive
 from experiments.load.records import Plan, Used
 from experiments.load.schedule import poisson
+from experiments.pairs import DEMO, open_pair
 from experiments.stats.intervals import Interval, resampled
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.access_config import AccessConfig, UsageConfig
-from turnout.config import TurnoutConfig
 
 GOAL = 2.0  # times the others' 95th percentile without a flood
 LEAST_ROUNDS = 8  # the interval of fewer says nothing
@@ -87,16 +87,16 @@ class Found:
     recorded: dict[str, Used] = field(default_factory=dict)
 
 
-async def measure(url: str, keys: dict[str, str], size: Size) -> Found:
+async def measure(url: str, keys: dict[str, str], size: Size, model: str = DEMO) -> Found:
     """All rounds, with and without each flood in turn."""
     found = Found(floods={tenant: [] for tenant in FLOODS.values()})
     prompts = tuple(problem.prompt for problem in heldout(MIDDLE_DIFFICULTY, 64))
-    plan = Plan("http", urlsplit(url).netloc, "poisson", size.rate, size.seconds, 0, prompts, "demo", size.tokens)
+    plan = Plan("http", urlsplit(url).netloc, "poisson", size.rate, size.seconds, 0, prompts, model, size.tokens)
     others = [HttpClient(plan, keys[name]) for name in OTHERS]
 
     async def turn(part: str, number: int) -> Times:
         tenant = FLOODS.get(part)
-        with nullcontext() if tenant is None else flooding(_flood(url, keys[tenant], size)) as flooded:
+        with nullcontext() if tenant is None else flooding(_flood(url, keys[tenant], size, model)) as flooded:
             times = await _ask(others, plan, number)
         if tenant is not None and flooded is not None:
             found.floods[tenant].append(flooded)
@@ -125,9 +125,9 @@ async def _ask(others: list[HttpClient], plan: Plan, seed: int) -> Times:
     return [record.ttft_s for records in runs for record in records]
 
 
-def _flood(url: str, key: str, size: Size) -> Flood:
+def _flood(url: str, key: str, size: Size, model: str) -> Flood:
     body = {
-        "model": "demo",
+        "model": model,
         "prompt": "def f(x):",
         "max_tokens": size.flood_tokens,
         "ignore_eos": True,
@@ -179,11 +179,11 @@ def verdict(times: Interval, rounds: int) -> str:
     return "yes" if times.high <= GOAL else "no" if times.low > GOAL else "open"
 
 
-def page(found: Found, size: Size) -> Report:
+def page(found: Found, size: Size, title: str = "demo pair") -> Report:
     """The tables, with how they were obtained."""
     report = Report(
         "A flood from one tenant",
-        f"`make bench-flood`; demo pair over HTTP with API keys. {len(OTHERS)} tenants ask {size.rate:g} times a second"
+        f"`make bench-flood`; {title} over HTTP with API keys. {len(OTHERS)} tenants ask {size.rate:g} times a second"
         f" each, at random, for at most {size.tokens} tokens; a third one has {size.streams} streams of"
         f" {size.flood_tokens} tokens each, which ask again as soon as they are answered or refused."
         f" {len(found.rounds)} rounds of {size.seconds:g} s for each row, in changing order, with the same arrivals."
@@ -275,22 +275,23 @@ def _turnout(*words: str) -> str:
 
 
 async def measure_all(options: argparse.Namespace) -> Report:
-    """Serve the demo pair to tenants, and measure."""
+    """Serve a pair to tenants, and measure."""
+    pair = open_pair(options.pair)
     size = Size(options.rounds, options.seconds, options.rate, tokens=8, streams=options.streams, flood_tokens=100)
     with tempfile.TemporaryDirectory(prefix="turnout-flood-") as temporary:
         folder = Path(temporary)
         keys, usage = add_tenants(folder / "tenants.yaml"), folder / "usage"
         access = AccessConfig(tenants_file=str(folder / "tenants.yaml"), usage=UsageConfig(folder=str(usage)))
-        config = on_free_ports(TurnoutConfig.demo().model_copy(update={"access": access}))
+        config = on_free_ports(pair.config.model_copy(update={"access": access}))
         url = f"http://127.0.0.1:{config.server.http_port}"
         with running_server(config, api_key=keys[OTHERS[0]]):
-            found = await measure(url, keys, size)
+            found = await measure(url, keys, size, pair.pool)
             found.recorded = recorded(usage, found.used)
-    return page(found, size)
+    return page(found, size, pair.title)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/flood.md"), rounds=12, seconds=4.0)
+    parser = command_line(__doc__, Path("docs/results/flood.md"), rounds=12, takes_pair=True, seconds=4.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts of a round")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second of each of the others")
     parser.add_argument("--streams", type=int, default=16, help="of the flood")

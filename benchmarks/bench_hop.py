@@ -23,6 +23,7 @@ from actors.transport import Transport
 from benchmarks.harness import Report, command_line, note, run, shown
 from benchmarks.hop.operations import Operation, Spoken, measure_operations
 from experiments.own_ray import ray_of_its_own
+from experiments.pairs import open_pair
 from experiments.stats.intervals import Interval, spread
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
@@ -183,14 +184,14 @@ def _ms(interval: Interval) -> str:
 
 
 async def measure(options: argparse.Namespace) -> Report:
-    """Transfers, then operations of the demo pair."""
+    """Transfers, then operations of a pair."""
     with ray_of_its_own():
         setup, transfers = await measure_transfers(options.rounds)
-        operations, spoken = await measure_operations(options.count)
+        operations, spoken = await measure_operations(options.count, open_pair(options.pair))
     return page(options.rounds, setup, transfers, operations, spoken)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/hop.md"), rounds=7, count=10)
+    parser = command_line(__doc__, Path("docs/results/hop.md"), rounds=7, takes_pair=True, count=10)
     parser.add_argument("--count", type=int, default=100, help="operations of each kind")
     run(parser, measure)

@@ -20,10 +20,11 @@ from benchmarks.served import on_free_ports, running_server
 from experiments import machine
 from experiments.load.metrics import Objective, Summary, summarise
 from experiments.load.records import LoadResult, Plan
+from experiments.pairs import open_pair
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
-from turnout.config import TurnoutConfig, load_config
+from turnout.config import TurnoutConfig
 
 NUM_PROMPTS = 400
 WARM_UP = 16
@@ -108,7 +109,7 @@ def sweep(bench: LoadBench, runs: list[tuple[str, str, float]], duration_s: floa
 
 def measure(options: argparse.Namespace) -> Report:
     """Sweep the rates against a server of its own."""
-    config = on_free_ports(TurnoutConfig.demo() if options.config is None else load_config(options.config))
+    config = on_free_ports(open_pair(options.pair).config)
     objective, facts = Objective(options.ttft, options.tpot), machine.describe()
     with running_server(config) as (pid, _):
         bench = LoadBench(config, pid, options.max_tokens, objective)
@@ -128,8 +129,8 @@ def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/load.md"), rounds=None, duration=5.0)
-    made.add_argument("--config", type=Path, help="what to serve; absent: the demo models")
+    made = command_line(__doc__, Path("docs/results/load.md"), rounds=None, takes_pair=True, duration=5.0)
+    made.add_argument("--config", dest="pair", help="the same as --pair")
     made.add_argument("--duration", type=float, default=30.0, help="seconds of a run's schedule; 5 with --quick")
     made.add_argument("--max-tokens", type=int, default=128)
     made.add_argument("--ttft", type=float, default=0.5, help="objective: time to first token, seconds")

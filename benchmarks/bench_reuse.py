@@ -22,14 +22,15 @@ from benchmarks.reuse_quality import (
     Quality,
     build_cases,
     computed_exactly,
-    demo_model,
     edit_quality,
+    large_model,
     reuse_quality,
     sequence,
 )
 from engine.device import Device
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
+from experiments.pairs import Pair, open_pair
 
 SHARES = (0.0, 0.05, 0.15, 0.3, 0.6, 1.0)
 CORRECTIONS = (0, 2, 8)
@@ -74,10 +75,10 @@ async def time_reuse(model: EngineModel, share: float, rounds: int, draw: random
     return await compare({"rho": share}, (reuse, full), rounds, before=before)
 
 
-async def measure_quality(count: int) -> list[Row]:
+async def measure_quality(count: int, pair: Pair) -> list[Row]:
     """Every share, by deviation and by chance; corrections while decoding; edits."""
     device = Device("cpu")
-    model, tokenizer = demo_model(device)
+    model, tokenizer = large_model(device, pair)
     cases = build_cases(tokenizer, count)
     exact = await computed_exactly(model, cases)
     rows = []
@@ -101,11 +102,12 @@ async def measure_quality(count: int) -> list[Row]:
 
 async def measure(options: argparse.Namespace) -> Report:
     """Quality of every share, and times of those that are worth it."""
+    pair = open_pair(options.pair)
     report = Report("Reuse of spans at other positions", "`python -m benchmarks.bench_reuse`.")
     report.text(
-        f"Quality: large demo model, float32, {options.cases} prompts of three pieces of 96 tokens from prompts seen"
-        " before, in another order, with 48 tokens of their own; the next 25 distributions against those of a full"
-        " prefill. Computed: of the prompt's tokens, weighted by layers."
+        f"Quality: large model of the {pair.title}, float32, {options.cases} prompts of three pieces of 96 tokens"
+        " from prompts seen before, in another order, with 48 tokens of their own; the next 25 distributions against"
+        " those of a full prefill. Computed: of the prompt's tokens, weighted by layers."
     )
     quality = {
         "": lambda row: row.name,
@@ -113,7 +115,7 @@ async def measure(options: argparse.Namespace) -> Report:
         "same arg-max": lambda row: f"{row.quality.agreement:.1%}",
         "computed": lambda row: f"{row.quality.computed:.1%}",
     }
-    report.table("quality", await measure_quality(options.cases), quality)
+    report.table("quality", await measure_quality(options.cases, pair), quality)
     draw = random.Random(0)
     async with open_engine(random_220m().to(torch.bfloat16)) as [model]:
         timings = [await time_reuse(model, share, options.rounds, draw) for share in SHARES[:-2]]
@@ -127,6 +129,6 @@ async def measure(options: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/reuse.md"), cases=4)
+    parser = command_line(__doc__, Path("docs/results/reuse.md"), takes_pair=True, cases=4)
     parser.add_argument("--cases", type=int, default=40)
     run(parser, measure)

@@ -41,6 +41,7 @@ from turnout.calls import AUTO, ChatMessage, GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.types import SamplingParams
 
+DEMO_ONLY = "a router is trained and judged on questions that the demo pair was trained on"
 NAME = "router"
 TRAIN_SEED, TEST_SEED = 0, 1
 CONCURRENT = (1, 8)
@@ -319,8 +320,8 @@ async def measure_all(options: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    few = {"questions": 150, "samples": 4, "asked": 40}
-    parser = command_line(__doc__, Path("docs/results/routing.md"), rounds=4, **few)
+    result = Path("docs/results/routing.md")
+    parser = command_line(__doc__, result, rounds=4, demo_only=DEMO_ONLY, questions=150, samples=4, asked=40)
     parser.add_argument("--questions", type=int, default=1000, help="that the router is trained on, held-out ones too")
     parser.add_argument("--samples", type=int, default=8, help="answers of each model to each of them")
     parser.add_argument("--asked", type=int, default=300, help="questions whose routing is timed")

@@ -17,6 +17,7 @@ from benchmarks.scaling.load_steps import GOAL_S, Scaled
 from benchmarks.scaling.shared_prefixes import Arm
 from experiments.stats.intervals import spread
 
+DEMO_ONLY = "loads and delays are set for the speed of the demo pair"
 NAMES = {"prefix": "cached prompts and load", "load": "Ray's default: the less busy of two"}
 
 
@@ -89,7 +90,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/scaling.md"), requests=60, hold=3.0)
+    parser = command_line(__doc__, Path("docs/results/scaling.md"), demo_only=DEMO_ONLY, requests=60, hold=3.0)
     parser.add_argument("--only", choices=("steps", "choice"), help="one of the two parts; not saved")
     parser.add_argument("--requests", type=int, default=400, help="of a trace")
     parser.add_argument("--replicas", type=int, default=3, help="that the trace is sent to")

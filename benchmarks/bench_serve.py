@@ -22,6 +22,7 @@ import httpx
 from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.peers.checkpoints import random_checkpoint
 from benchmarks.served import on_free_ports, running_server
+from experiments.pairs import open_pair
 from experiments.process_memory import proportional_bytes, tree
 from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool
@@ -42,8 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "entropy_adaptive": {"method": "entropy_adaptive", "params": {}},
     "speculative": {"method": "speculative", "params": {}},
 }
-# What a pool is asked for; random weights have nothing to agree on.
-SUBJECTS: dict[str, tuple[str, ...]] = {"demo": tuple(METHODS), RANDOM: ("plain, large",)}
+# What a pool of random weights is asked for: they have nothing to agree on.
+PLAIN = ("plain, large",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ async def compare(config: TurnoutConfig, counts: list[int], rounds: int, tokens:
             pool = LocalPool.load(name, config)
             ways = {ALONE: in_process(pool), "gRPC": over_grpc(client, name), "SSE": over_http(http, name)}
             for streams in counts:
-                for method in SUBJECTS[name]:
+                for method in PLAIN if name == RANDOM else METHODS:
                     note(f"{name}, {method}, {streams} streams")
                     sides = [_side(way, stream, prompts[:streams], tokens, method) for way, stream in ways.items()]
                     turns = await take_turns(sides, rounds)
@@ -174,7 +175,8 @@ def random_config(folder: Path) -> TurnoutConfig:
 
 
 async def measure(options: argparse.Namespace) -> Report:
-    """The demo pair, then the random model."""
+    """A pair, then the random model."""
+    pair = open_pair(options.pair)
     goals = ", ".join(f"{goal.value:g} at {streams}" for streams, goal in GOALS.items())
     report = Report(
         "Streaming through Serve against the engine in process",
@@ -182,7 +184,7 @@ async def measure(options: argparse.Namespace) -> Report:
         f" {options.rounds} rounds [smallest, largest], in process, over gRPC and over SSE in turns; clients, front end"
         f" and engine share the cores. {RANDOM}: a Llama of random weights. Goals: {goals} streams.",
     )
-    config = on_free_ports(TurnoutConfig.demo())
+    config = on_free_ports(pair.config)
     with running_server(config) as (pid, start_s):
         found = await compare(config, options.streams, options.rounds, options.tokens)
         memory = proportional_bytes(tree(pid))
@@ -205,15 +207,15 @@ async def measure(options: argparse.Namespace) -> Report:
     report.table("comparisons", found, columns)
     report.values |= {"memory_bytes": memory, "start_s": start_s}
     report.text(
-        f"All processes of the server of the demo pair together, after the load: {memory / 1e9:.2f} GB proportional set"
-        f" size (goal at most {MEMORY_GOAL.value / 1e9:.0f} GB: {MEMORY_GOAL.met(memory)}). From the command to the"
+        f"All processes of the server of the {pair.title} together, after the load: {memory / 1e9:.2f} GB proportional"
+        f" set size (goal at most {MEMORY_GOAL.value / 1e9:.0f} GB: {MEMORY_GOAL.met(memory)}). From the command to the"
         f" first answer: {start_s:.1f} s."
     )
     return report
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/serve.md"), streams=[8], tokens=32)
+    parser = command_line(__doc__, Path("docs/results/serve.md"), takes_pair=True, streams=[8], tokens=32)
     parser.add_argument("--streams", type=int, nargs="+", choices=list(GOALS), default=list(GOALS))
     parser.add_argument("--tokens", type=int, default=256)
     run(parser, measure)

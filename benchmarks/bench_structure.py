@@ -26,9 +26,11 @@ from decoding.constraints.grammar import Compiler
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request, StopCondition
 from decoding.sequence import Sequence
+from experiments import real_model
+from experiments.pairs import DEMO, REAL, open_pair
 from pool.text import TextTokenizer
 from training.random_models import llama_config, random_model
-from turnout.config import EngineConfig, ModelConfig, model_path
+from turnout.config import EngineConfig
 from turnout.registry import get_method
 from turnout.structure import Structure
 from turnout.types import SamplingParams
@@ -84,7 +86,8 @@ async def constraint_of(subject: str) -> Constraint:
     structure = Structure.model_validate({"json_schema": SCHEMA})
     if subject in VOCABULARIES:
         return Compiler(random_vocabulary(VOCABULARIES[subject])).compile(structure)
-    return await TextTokenizer(model_path(ModelConfig(path="demo:large"))).structures.made(structure, tenant="bench")
+    folder = real_model.model_folder() if subject == REAL else open_pair(DEMO).folder("large")
+    return await TextTokenizer(folder).structures.made(structure, tenant="bench")
 
 
 async def decode_speed(
@@ -152,6 +155,6 @@ async def measure(options: argparse.Namespace) -> Report:
 
 if __name__ == "__main__":
     parser = command_line(__doc__, Path("docs/results/structure.md"), rounds=7)
-    parser.add_argument("--subjects", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--subjects", nargs="+", choices=NAMES, default=[name for name in NAMES if name != REAL])
     parser.add_argument("--tokens", type=int, default=64)
     run(parser, measure)

@@ -17,7 +17,7 @@ from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, ru
 from benchmarks.retention import RETENTIONS, judged, percent
 from benchmarks.slow_model import deepened
 from benchmarks.strategies import Arm, ArmResult, run_arm
-from benchmarks.switching_arms import SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
+from benchmarks.switching_arms import ARITHMETIC, SETTINGS, TEST_SEED, Setting, arithmetic, calibrate
 from experiments.stats.intervals import Interval
 from experiments.stats.intervals import ratio as accuracy_ratio
 from pool.local_pool import LocalPool
@@ -204,7 +204,9 @@ async def measure(options: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/switching.md"), rounds=7, problems=32, calibration=24)
+    parser = command_line(
+        __doc__, Path("docs/results/switching.md"), rounds=7, demo_only=ARITHMETIC, problems=32, calibration=24
+    )
     parser.add_argument(
         "--deepen",
         type=int,

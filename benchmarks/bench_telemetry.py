@@ -21,6 +21,7 @@ import httpx
 
 from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, run, shown, take_turns
 from benchmarks.served import on_free_ports, running_server
+from experiments.pairs import open_pair
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
 from experiments.stats.intervals import Interval, median_interval
@@ -151,9 +152,10 @@ def cost(name: str, turns: Turns[Run]) -> Cost:
 
 async def measure(options: argparse.Namespace) -> Report:
     """Every server in every turn."""
+    pair = open_pair(options.pair)
     report = Report(
         "What telemetry costs",
-        f"`make bench-telemetry`; demo pair, `speculative`, greedy, {STREAMS} streams over gRPC, {options.requests}"
+        f"`make bench-telemetry`; {pair.title}, `speculative`, greedy, {STREAMS} streams over gRPC, {options.requests}"
         f" requests of {options.tokens} tokens each, {options.rounds} turns in changing order, forwards of one thread."
         " Tokens/s and CPU: median [smallest, largest]. Differences: median [95% interval] of the turns, each with the"
         " server in the same turn that tells nothing and counts nothing; that of all others is scraped every"
@@ -162,10 +164,9 @@ async def measure(options: argparse.Namespace) -> Report:
     )
     with tempfile.TemporaryDirectory(prefix="turnout-telemetry-") as folder, ExitStack() as stack:
         servers = []
-        demo = TurnoutConfig.demo()
-        engine = demo.engine.model_copy(update={"threads": 1})
+        engine = pair.config.engine.model_copy(update={"threads": 1})
         for side in sides(Path(folder)):
-            config = on_free_ports(demo.model_copy(update={"telemetry": side.telemetry, "engine": engine}))
+            config = on_free_ports(pair.config.model_copy(update={"telemetry": side.telemetry, "engine": engine}))
             pid, _ = stack.enter_context(running_server(config, side.program))
             servers.append(Server(side, config, pid))
         turns = await take_turns([_side(server, options) for server in servers], options.rounds)
@@ -199,7 +200,7 @@ def _side(server: Server, options: argparse.Namespace) -> Side[Run]:
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/telemetry.md"), rounds=40, requests=1, tokens=32)
+    parser = command_line(__doc__, Path("docs/results/telemetry.md"), rounds=40, takes_pair=True, requests=1, tokens=32)
     parser.add_argument("--requests", type=int, default=2, help="of each stream in a turn")
     parser.add_argument("--tokens", type=int, default=128)
     run(parser, measure)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import Report, command_line, note, run, signed
 from benchmarks.strategies import Arm, ArmResult, run_arm
-from benchmarks.switching_arms import CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
+from benchmarks.switching_arms import ARITHMETIC, CALIBRATION_SEED, SETTINGS, TEST_SEED, Setting, matched, random_line
 from experiments.stats.intervals import Interval, bootstrap_mean
 from pool.local_pool import LocalPool
 from training.calibration_data import Question, QuestionSet
@@ -271,7 +271,9 @@ async def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/ead_ablation.md"), rounds=None, problems=16, calibration=8)
+    made = command_line(
+        __doc__, Path("docs/results/ead_ablation.md"), rounds=None, demo_only=ARITHMETIC, problems=16, calibration=8
+    )
     made.add_argument("--problems", type=int, default=240)
     made.add_argument("--calibration", type=int, default=48)
     return made

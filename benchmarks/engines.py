@@ -18,8 +18,10 @@ from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
+from experiments import real_model
+from experiments.pairs import DEMO, REAL, open_pair
 from training.random_models import llama_config, random_model
-from turnout.config import EngineConfig, ModelConfig, model_path
+from turnout.config import EngineConfig, ModelConfig
 from turnout.types import SamplingParams
 
 
@@ -32,13 +34,19 @@ def random_220m() -> Any:
 
 def demo(role: str) -> Any:
     """A shipped demo model."""
-    return AutoModelForCausalLM.from_pretrained(model_path(ModelConfig(path=f"demo:{role}")))
+    return AutoModelForCausalLM.from_pretrained(open_pair(DEMO).folder(role))
+
+
+def real() -> Any:
+    """The model that `make real` fetches."""
+    return AutoModelForCausalLM.from_pretrained(real_model.model_folder())
 
 
 SUBJECTS: dict[str, Callable[[], Any]] = {
     "demo small": lambda: demo("small"),
     "demo large": lambda: demo("large"),
     "random 220 M": random_220m,
+    REAL: real,
 }
 
 

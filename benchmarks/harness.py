@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from experiments.machine import describe, one_line
+from experiments.pairs import DEMO, OPTION
 from experiments.stats.intervals import Interval, spread
 from turnout.standard_streams import replace_unencodable
 
@@ -295,13 +296,22 @@ def _cell(value: Cell) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def command_line(text: str | None, result: Path, rounds: int | None = 5, **quick: Any) -> argparse.ArgumentParser:
+def command_line(
+    text: str | None,
+    result: Path,
+    rounds: int | None = 5,
+    takes_pair: bool = False,
+    demo_only: str = "",
+    **quick: Any,
+) -> argparse.ArgumentParser:
     """Make the options that every benchmark has; a benchmark adds its own.
 
     Args:
         text: the help; its first paragraph is shown.
         result: the page that a run writes.
         rounds: that count; None: the benchmark repeats nothing.
+        takes_pair: whether `--pair` chooses the models, for `experiments.pairs.open_pair`.
+        demo_only: why it measures nothing on another pair than the demo's; `--pair` is refused with it.
         quick: what `--quick` sets of options that are not given, besides `rounds`, which becomes 1.
     """
     parser = argparse.ArgumentParser(description=text)
@@ -310,6 +320,9 @@ def command_line(text: str | None, result: Path, rounds: int | None = 5, **quick
     parser.add_argument("--quick", action="store_true", help="a short run; shown and not saved")
     parser.add_argument("--out", type=Path, help=f"the page, with a JSON file; absent: {result}, nowhere with --quick")
     parser.add_argument("--no-write", action="store_true", help="save nothing")
+    if takes_pair or demo_only:
+        parser.add_argument("--pair", default=DEMO, help=f"only {DEMO}: {demo_only}" if demo_only else OPTION)
+    parser.set_defaults(_demo_only=demo_only)
     parser.set_defaults(_quick=quick if rounds is None else {"rounds": 1, **quick}, _result=result)
     return parser
 
@@ -317,18 +330,22 @@ def command_line(text: str | None, result: Path, rounds: int | None = 5, **quick
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; `out` is the place of the page, or None where nothing is saved.
 
-    A run on another device than the processor has a page of its own.
+    A run on another device than the processor, or on another pair than the demo's, has a page of its own.
     """
     options = parser.parse_args(arguments)
     if options.quick:
         parser.set_defaults(**options._quick)
         options = parser.parse_args(arguments)
+    pair = Path(getattr(options, "pair", DEMO)).stem
+    if options._demo_only and pair != DEMO:
+        parser.error(f"--pair must be {DEMO}: {options._demo_only}")
     if options.no_write:
         options.out = None
     elif options.out is None and not options.quick:
         device = getattr(options, "device", "cpu")
         result: Path = options._result
-        options.out = result if device == "cpu" else result.with_stem(f"{result.stem}-{device}".replace(":", "-"))
+        marks = [mark for mark, usual in ((device, "cpu"), (pair, DEMO)) if mark != usual]
+        options.out = result.with_stem("-".join([result.stem, *marks]).replace(":", "-"))
     return options
 
 

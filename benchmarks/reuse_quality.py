@@ -17,12 +17,12 @@ from engine.reuse.edits import Edit
 from engine.reuse.forward import ReusingRunner
 from engine.reuse.rotation import Rotation
 from engine.reuse.settings import MOVED_ONLY, ReuseSettings
+from experiments.pairs import Pair
 from pool.text import TextTokenizer
 from training.data.python_sources import read_sources
-from turnout.config import EngineConfig, ModelConfig, model_path
+from turnout.config import EngineConfig
 from turnout.types import SamplingParams, Sharing, Token
 
-DEMO = ModelConfig(path="demo:large", dtype="float32", kv_memory_bytes=64 << 20)
 PIECE = 96  # tokens of a piece that prompts share
 FRESH = 24  # tokens of a prompt's own, before the pieces and after them
 SCORED = 24  # tokens of the continuation that is read
@@ -64,11 +64,11 @@ class Quality:
     corrected: float = 0.0
 
 
-def demo_model(device: Device) -> tuple[EngineModel, TextTokenizer]:
-    """The large demo model in float32, and its tokenizer."""
-    path = model_path(DEMO)
+def large_model(device: Device, pair: Pair) -> tuple[EngineModel, TextTokenizer]:
+    """The large model of a pair in float32, and its tokenizer."""
+    path, settings = pair.folder("large"), pair.model("large").model_copy(update={"dtype": "float32"})
     checkpoint = load_checkpoint(path, torch.float32, device.torch_device)
-    return EngineModel("large", checkpoint, DEMO, EngineConfig(), device), TextTokenizer(path)
+    return EngineModel("large", checkpoint, settings, EngineConfig(), device), TextTokenizer(path)
 
 
 def build_cases(tokenizer: TextTokenizer, count: int, seed: int = 0) -> list[Case]:

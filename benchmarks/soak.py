@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.harness import Report, command_line, note, run
 from experiments.machine import describe
+from experiments.pairs import open_pair
 from experiments.process_memory import own_bytes
 from experiments.replay import Verdict, answer, compare
 from pool.local_pool import LocalPool
 from turnout.calls import GenerateCall, TokenOut
-from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
@@ -314,10 +314,9 @@ def page(found: Outcome, machine: dict[str, str] | None = None) -> Report:
 
 
 async def measure(options: argparse.Namespace) -> Report:
-    """Load the demo pair in float32."""
-    machine, demo = describe(), TurnoutConfig.demo()
-    models = {name: model.model_copy(update={"dtype": "float32"}) for name, model in demo.models.items()}
-    pool = LocalPool.load("demo", demo.model_copy(update={"models": models}))
+    """Load a pair in float32."""
+    machine, pair = describe(), open_pair(options.pair)
+    pool = LocalPool.load(pair.pool, pair.in_dtype("float32"))
     try:
         return page(await soak(pool, 60 * options.minutes, options.sample, options.seed, note), machine)
     finally:
@@ -326,7 +325,7 @@ async def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/soak.md"), rounds=None, minutes=0.5)
+    made = command_line(__doc__, Path("docs/results/soak.md"), rounds=None, takes_pair=True, minutes=0.5)
     made.add_argument("--minutes", type=float, default=20.0)
     made.add_argument("--sample", type=int, default=SAMPLE)
     made.add_argument("--seed", type=int, default=0)

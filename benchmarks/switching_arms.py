@@ -22,6 +22,8 @@ from training.data import worksheets
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from training.data.problem import Problem
 
+# Why a benchmark of these arms runs on the demo pair only.
+ARITHMETIC = "it scores answers to arithmetic, which that pair was trained on"
 CALIBRATION_SEED = 1
 TEST_SEED = 2
 # The lowest one is to have the large model write more than the 43% of the higher goal.

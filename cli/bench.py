@@ -41,13 +41,16 @@ Turns = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        help="widened: the demo's large model at the cost of 200 M parameters; demo; or a path as of models.NAME.path."
+        help="widened: the demo's large model at the cost of 200 M parameters; demo;"
+        " real (fetched by `make real`); or a path as of models.NAME.path."
     ),
 ]
 Draft = Annotated[
-    str | None, typer.Option(help="Path of the draft model, as of models.NAME.path; absent: the demo's small one.")
+    str | None, typer.Option(help="Path of the draft model, as of models.NAME.path; absent: the demo's, or real's.")
 ]
-Trained = Annotated[Path | None, typer.Option(help="Folder of what was trained for the two; absent: the demo's.")]
+Trained = Annotated[
+    Path | None, typer.Option(help="Folder of what was trained for the two; absent: the demo's; real: none.")
+]
 Precision = Annotated[Literal["bfloat16", "float32", "float16"], typer.Option(help="Of weights and arithmetic.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of a forward; absent: all cores.")]
 Where = Annotated[str, typer.Option("--device", help="Where both models live: cpu, cuda or cuda:N.")]

@@ -104,11 +104,11 @@ def _usual(each: Done, usual_s: float) -> bool:
     return each.error is None and not each.refusals and each.seconds <= usual_s
 
 
-def page(found: Outcome, machine: dict[str, str] | None = None) -> Report:
+def page(found: Outcome, machine: dict[str, str] | None = None, pair: str = "demo pair") -> Report:
     """The report of a run."""
     report = Report(
         "Chaos",
-        "`make chaos`. Two raylets on this machine, each with its own address; the demo pair in float32, each model in"
+        f"`make chaos`. Two raylets on this machine, each with its own address; the {pair} in float32, each model in"
         " an actor on a node of its own, one replica; the head keeps its state in RocksDB."
         f" {found.offered_per_s:g} requests/s, open loop, half over gRPC and half over HTTP, every prompt by every"
         " method, greedy and sampled, with seeds; every answer is compared with the undisturbed one.",

@@ -17,11 +17,12 @@ import numpy as np
 from benchmarks.chaos.cluster import TwoNodes, until
 from benchmarks.chaos.report import Outcome, Strike, page, strike_of
 from benchmarks.chaos.requests import Answer, Asked, CheckingClient, Done, Grpc, Http, mixed
-from benchmarks.chaos.serving import demo_config
+from benchmarks.chaos.serving import float32_config
 from benchmarks.harness import Report, command_line, note, run
 from experiments.load.generator import drive
 from experiments.load.schedule import SCHEDULES
 from experiments.machine import describe
+from experiments.pairs import DEMO, open_pair
 from ops.chaos import kit
 
 # worker: the node that is not the head, lost and started again; frozen: SIGSTOP for the target's process, and nothing
@@ -277,9 +278,9 @@ def _named(each: Done) -> str:
     return f"request {each.number}, {each.method} over {each.client}"
 
 
-def break_cluster(settings: Settings, network: str = NETWORK) -> Outcome:
+def break_cluster(settings: Settings, network: str = NETWORK, pair: str = DEMO) -> Outcome:
     """Start a cluster of its own, break it, end it; nothing of it may be there afterwards."""
-    cluster = TwoNodes(network, demo_config())
+    cluster = TwoNodes(network, float32_config(pair))
     with cluster:
         note(f"a cluster in {cluster.folder}")
         cluster.serve()
@@ -299,12 +300,12 @@ def measure(options: argparse.Namespace) -> Report:
         least_each=options.least,
         seed=options.seed,
     )
-    return page(break_cluster(wanted), machine)
+    return page(break_cluster(wanted, pair=options.pair), machine, open_pair(options.pair).title)
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/chaos.md"), rounds=None, minutes=1.0, least=0)
+    made = command_line(__doc__, Path("docs/results/chaos.md"), rounds=None, takes_pair=True, minutes=1.0, least=0)
     made.add_argument("--minutes", type=float, default=10.0)
     made.add_argument("--rate", type=float, default=Settings.rate)
     made.add_argument("--parts", nargs="+", default=list(PARTS))

@@ -1,21 +1,23 @@
-"""Configuration that the chaos run serves: the demo pair in float32, each model in an actor, on a node of its own."""
+"""Configuration that the chaos run serves: a pair in float32, each model in an actor, on a node of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from experiments.pairs import DEMO, open_pair
 
-def demo_config() -> dict[str, Any]:
+
+def float32_config(pair: str = DEMO) -> dict[str, Any]:
     """A served configuration as plain values, without ports."""
+    found = open_pair(pair)
+    small, large = found.members
+    models = found.in_dtype("float32").model_dump(mode="json", include={"models"}, exclude_unset=True)["models"]
     return {
-        "models": {
-            "demo-small": {"path": "demo:small", "dtype": "float32", "kv_memory_bytes": 64 << 20},
-            "demo-large": {"path": "demo:large", "dtype": "float32", "kv_memory_bytes": 256 << 20},
-        },
+        "models": {name: models[name] for name in found.members},
         "pools": {
-            "demo": {
-                "small": "demo-small",
-                "large": "demo-large",
+            found.pool: {
+                "small": small,
+                "large": large,
                 "placement": {
                     "models": "actors",
                     "cpus": 0.5,

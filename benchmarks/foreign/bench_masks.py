@@ -17,7 +17,7 @@ from benchmarks.harness import Report, command_line, note, run
 from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints.grammar import Vocabulary
 from experiments.machine import describe
-from turnout.config import ModelConfig, model_path
+from experiments.pairs import open_pair
 from turnout.structure import JSON_FORM
 
 RESULT = Path("docs/results/masks.md")
@@ -47,9 +47,8 @@ ANSWERS = (
 )
 
 
-def demo_vocabulary() -> Vocabulary:
-    """Of the demo pair."""
-    folder = model_path(ModelConfig(path="demo:large"))
+def vocabulary_of(folder: Path) -> Vocabulary:
+    """Of a checkpoint."""
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     return Vocabulary((folder / "tokenizer.json").read_text(), frozenset({end}))
 
@@ -77,7 +76,7 @@ def timed(python: Path, vocabulary: Vocabulary, size: int) -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> Report:
     """Time both libraries on a small vocabulary and on a large one."""
     machine, results = describe(), dict[int, dict[str, Any]]()
-    small = demo_vocabulary()
+    small = vocabulary_of(open_pair(options.pair).folder("large"))
     size = len(json.loads(small.definition)["model"]["vocab"])
     sizes = [(small, size)] if options.quick else [(small, size), (random_vocabulary(LARGE), LARGE)]
     for vocabulary, count in sizes:
@@ -117,7 +116,7 @@ def page(results: dict[int, dict[str, Any]], versions: dict[str, str], machine: 
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, RESULT, rounds=None)
+    made = command_line(__doc__, RESULT, rounds=None, takes_pair=True)
     made.add_argument("--python", type=Path, default=Path(".venv-foreign/bin/python"), help="that has both")
     return made
 

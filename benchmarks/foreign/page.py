@@ -7,20 +7,21 @@ from dataclasses import asdict
 from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.load import OUTPUT_TOKENS, PROMPT_TOKENS, Figures
 from benchmarks.harness import Report
+from experiments.pairs import Pair
 
 HEAD = (
-    "Tools as they come from the package index, run against `turnout serve` with the demo pair in float32. Written by"
+    "Tools as they come from the package index, run against `turnout serve` with the {pair} in float32. Written by"
     " `make check-foreign`, which fails where scores differ by more than their standard error or a request fails."
 )
 SCORES = (
     "{version}. The same {count} held-out problems (middle grade, `benchmarks/foreign/tasks`) with the tool's own"
     " Hugging Face backend and with its clients of the endpoint. `worked`: the sum is worked out greedily, and the last"
     " number must be right. `chosen`: of the right working and three with a slip in one step, the right one must be the"
-    " likeliest; what is scored comes from `echo` and `logprobs` of `/v1/completions`. `demo` is the pair, which"
+    " likeliest; what is scored comes from `echo` and `logprobs` of `/v1/completions`. `{pool}` is the pair, which"
     " decodes speculatively: its answers are to be the large model's."
 )
 LOADS = (
-    "{version}. Streamed chats of {prompt} synthetic tokens, {output} tokens each, the demo's own tokenizer. First"
+    "{version}. Streamed chats of {prompt} synthetic tokens, {output} tokens each, the pair's own tokenizer. First"
     " token and gaps between tokens as the tool measured them: median and 95th percentile, milliseconds. It shares the"
     " machine with the server, and they show that it works rather than how fast it is."
 )
@@ -46,6 +47,7 @@ def page(
     count: int,
     comparisons: list[Comparison],
     loads: list[tuple[str, Figures]],
+    pair: Pair,
 ) -> Report:
     """The report.
 
@@ -55,10 +57,11 @@ def page(
         count: problems of a task.
         comparisons: one for each row of scores.
         loads: model and figures for each row of load.
+        pair: that was served.
     """
-    report = Report("Foreign evaluation and load tools", HEAD, machine=machine)
+    report = Report("Foreign evaluation and load tools", HEAD.format(pair=pair.title), machine=machine)
     report.section("lm-evaluation-harness")
-    report.text(SCORES.format(version=versions["lm-eval"], count=count))
+    report.text(SCORES.format(version=versions["lm-eval"], count=count, pool=pair.pool))
     report.table(
         None,
         comparisons,
@@ -91,11 +94,15 @@ def page(
     )
     report.section("By hand")
     report.text(BY_HAND.strip())
-    report.failures += [
+    report.failures += _failures(comparisons, loads)
+    return report
+
+
+def _failures(comparisons: list[Comparison], loads: list[tuple[str, Figures]]) -> list[str]:
+    found = [
         f"{each.task} of {each.served_as} through {each.backend}: the score differs from the tool's own backend's"
         for each in comparisons
         if not each.agrees
     ]
-    if lost := sum(each.errored + each.incomplete for _, each in loads):
-        report.failures.append(f"{lost} requests failed")
-    return report
+    lost = sum(each.errored + each.incomplete for _, each in loads)
+    return [*found, f"{lost} requests failed"] if lost else found

@@ -23,6 +23,7 @@ from experiments.grid.store import Store
 from pool.local_pool import LocalPool
 from turnout.errors import TurnoutError
 
+DEMO_ONLY = "answers are scored on tasks that the demo pair was trained on"
 SPEC = Path("ops/experiments/frontier.yaml")
 TRIAL = Item("trial", "What is 2 + 3?")
 TRIAL_TOKENS = 4
@@ -98,7 +99,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, Path("docs/results/frontier.md"), rounds=None)
+    made = command_line(__doc__, Path("docs/results/frontier.md"), rounds=None, demo_only=DEMO_ONLY)
     made.add_argument("--spec", type=Path, default=SPEC)
     made.add_argument("--store", type=Path, default=Path(".runs/experiments"))
     return made

@@ -21,16 +21,15 @@ from benchmarks.harness import note
 from decoding.model import ReadSpec, StopCondition, WrappedModel
 from decoding.operations import Operation as ModelOperation
 from decoding.sequence import Sequence
+from experiments.pairs import Pair
 from pool.components import open_parts
 from pool.pool import Pool
 from training.data import arithmetic
 from turnout.calls import Chunk, GenerateCall
-from turnout.config import TurnoutConfig
 from turnout.types import SamplingParams
 
 R = TypeVar("R")
 
-POOL = "demo"
 GENERATION = 1
 JOIN_S = 60.0
 WARM_UP = 10
@@ -190,36 +189,39 @@ class OneIncarnation:
         ray.kill(self.actor)
 
 
-async def measure_operations(count: int) -> tuple[list[Operation], list[Spoken]]:
-    """Start the demo pair in two actors, and measure.
+async def measure_operations(count: int, pair: Pair) -> tuple[list[Operation], list[Spoken]]:
+    """Start a pair in two actors, and measure.
 
     Args:
         count: operations of each kind.
+        pair: of models.
     """
-    config = TurnoutConfig.demo()
-    pool = config.pools[POOL]
-    note("loading the demo pair into two actors")
-    supervisors = await _start(config, (pool.small, pool.large))
-    parts = open_parts(POOL, config)
+    note(f"loading the {pair.title} into two actors")
+    supervisors = await _start(pair)
+    parts = open_parts(pair.pool, pair.config)
+    large = pair.members[1]
     members = {each.card.name: RemoteModel(each.card.name, each) for each in supervisors}
-    endpoint = Pool(POOL, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
+    endpoint = Pool(pair.pool, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
     prompts = [problem.prompt for problem in arithmetic.heldout(3, PROMPTS)]
     prompt = parts.tokenizer.encode(prompts[0])
     try:
         operations = []
         for name, kind in _KINDS.items():
             note(f"timing {name}")
-            operations.append(await _timed(name, kind, members[pool.large], supervisors[1], prompt, count))
+            operations.append(await _timed(name, kind, members[large], supervisors[1], prompt, count))
         spoken = [await _spoken(endpoint, supervisors, prompts, *method) for method in METHODS]
     finally:
         await endpoint.close()
     return operations, spoken
 
 
-async def _start(config: TurnoutConfig, names: tuple[str, str]) -> list[OneIncarnation]:
+async def _start(pair: Pair) -> list[OneIncarnation]:
+    names = pair.members
     actors = [ray.remote(num_cpus=0)(TimedActor).remote() for _ in names]
     host = f"{__name__}:{TimedWorker.__name__}"
-    specs = [MemberSpec(name, POOL, config, owner, 0, threads=1, host=host) for owner, name in enumerate(names)]
+    specs = [
+        MemberSpec(name, pair.pool, pair.config, owner, 0, threads=1, host=host) for owner, name in enumerate(names)
+    ]
     cards = await asyncio.gather(*(actor.load.remote(spec) for actor, spec in zip(actors, specs, strict=True)))
     vocab_size = min(card.vocab_size for card in cards)
     cards = await asyncio.gather(*(actor.begin.remote(vocab_size) for actor in actors))
@@ -266,7 +268,7 @@ async def _spoken(
     before, tokens = await _counted(supervisors), 0
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=LENGTH, seed=number)
-        call = GenerateCall(f"hop-{number}", POOL, sampling, prompt=prompt, method=method, params=params)
+        call = GenerateCall(f"hop-{number}", endpoint.name, sampling, prompt=prompt, method=method, params=params)
         async for event in endpoint.generate(call):
             tokens += len(event.tokens) if isinstance(event, Chunk) else 0
     posts, there, back, between = (

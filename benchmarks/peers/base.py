@@ -18,12 +18,14 @@ class Setup:
         dtype: "bfloat16" or "float32", of weights and arithmetic.
         threads: CPU threads of a forward.
         draft_dir: a smaller model of the same vocabulary, for speculative decoding; None decodes plainly.
+        gguf_file: the same model with packed weights, for an engine that is measured with those; None: `dtype`.
     """
 
     model_dir: str
     dtype: str
     threads: int
     draft_dir: str | None = None
+    gguf_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.base import Generation, Setup
-from benchmarks.peers.llama_export import export, missing_packages, token_ids, token_text
+from benchmarks.peers.llama_export import export, missing_packages, shipped, token_ids, token_text
 
 SLOTS = 32  # prompts at once; more wait for a free slot
 SLOT_TOKENS = 2304  # prompt and answer; llama.cpp wants a multiple of 256
@@ -47,7 +47,9 @@ class Engine:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
-        params.model.path = str(export(setup.model_dir, setup.dtype))
+        packed = setup.gguf_file
+        path = shipped(setup.model_dir, packed) if packed else export(setup.model_dir, setup.dtype)
+        params.model.path = str(path)
         params.n_parallel = SLOTS
         params.n_ctx = SLOTS * SLOT_TOKENS
         params.fit_params = False  # the context is what was asked for

@@ -108,6 +108,30 @@ def export(model_dir: str, dtype: str) -> Path:
     return target
 
 
+def shipped(model_dir: str, gguf_file: str) -> Path:
+    """A copy of a GGUF file with its weights as they are packed, and the vocabulary that answers in token ids.
+
+    Args:
+        model_dir: the same model as a checkpoint, which the copy is written next to unless it is there.
+        gguf_file: of a Llama.
+
+    Raises:
+        ValueError: the checkpoint is no plain Llama; says why.
+    """
+    import gguf
+
+    target = Path(f"{model_dir}-llama-shipped.gguf")
+    if not target.is_file():
+        config = json.loads((Path(model_dir) / "config.json").read_text())
+        unfinished = target.with_suffix(".part")
+        writer = _writer(unfinished, config)
+        for tensor in gguf.GGUFReader(gguf_file).tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        _finish(writer)
+        unfinished.rename(target)
+    return target
+
+
 def _weights(model_dir: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
@@ -121,21 +145,32 @@ def _write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Te
     import gguf
     import torch
 
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, value in hyperparameters(config).items():
-        getattr(writer, f"add_{name}")(value)
+    writer = _writer(path, config)
     file_type, matrix_type = {
         "bfloat16": (gguf.LlamaFileType.MOSTLY_BF16, gguf.GGMLQuantizationType.BF16),
         "float32": (gguf.LlamaFileType.ALL_F32, gguf.GGMLQuantizationType.F32),
     }[dtype]
     writer.add_file_type(file_type)
-    _add_vocabulary(writer, int(config["vocab_size"]))
     for name, tensor in tensors.items():
         if tensor.ndim == 1 or dtype == "float32":  # llama.cpp multiplies by norms in float32 only
             writer.add_tensor(name, tensor.float().contiguous().numpy())
         else:
             raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
             writer.add_tensor(name, raw, raw_dtype=matrix_type)
+    _finish(writer)
+
+
+def _writer(path: Path, config: Mapping[str, Any]) -> Any:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in hyperparameters(config).items():
+        getattr(writer, f"add_{name}")(value)
+    _add_vocabulary(writer, int(config["vocab_size"]))
+    return writer
+
+
+def _finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

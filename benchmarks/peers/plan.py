@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.harness import Goal
-from benchmarks.peers.workloads import Decode, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
+from benchmarks.peers.workloads import Answers, Decode, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
 
 OURS = "turnout"
 GENERATE = "generate"
@@ -14,6 +15,8 @@ CONTINUOUS = "generate_batch"
 OPENVINO = "OpenVINO"
 OPENVINO_BATCHING = "OpenVINO batching"
 LLAMA_CPP = "llama.cpp"
+LLAMA_CPP_SHIPPED = "llama.cpp, GGUF as shipped"
+VLLM = "vLLM"
 THROUGHPUT = "turnout, whole prompts"
 SPECULATIVE = "turnout, speculative"
 ASSISTED = "generate, assisted"
@@ -25,18 +28,20 @@ class Side:
 
     Attributes:
         module: holds it, in this package.
-        environment: "own" is the project's; "peers" is the one `make venv-peers` makes.
+        environment: "own" is the project's; "peers" and "vllm" are those of `make venv-peers` and `make venv-vllm`.
         draft: whether it decodes speculatively, with the subject's small model.
+        packed: whether it runs on the subject's GGUF file, with the weights packed in it.
     """
 
     module: str
-    environment: Literal["own", "peers"]
+    environment: Literal["own", "peers", "vllm"]
     draft: bool = False
+    packed: bool = False
 
     @property
     def install(self) -> str:
         """How to get what is missing."""
-        return "make venv-peers" if self.environment == "peers" else "make venv"
+        return "make venv" if self.environment == "own" else f"make venv-{self.environment}"
 
 
 SIDES = {
@@ -49,9 +54,12 @@ SIDES = {
     OPENVINO: Side("openvino_pipeline", "peers"),
     OPENVINO_BATCHING: Side("openvino_batching", "peers"),
     LLAMA_CPP: Side("llama_cpp", "peers"),
+    LLAMA_CPP_SHIPPED: Side("llama_cpp", "peers", packed=True),
+    VLLM: Side("vllm_cpu", "vllm"),
 }
-EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP)
-ANY_LENGTHS = (OURS, THROUGHPUT, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP)
+EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
+ANY_LENGTHS = (OURS, THROUGHPUT, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
+REAL_TEXT = (OURS, GENERATE, VLLM, LLAMA_CPP, LLAMA_CPP_SHIPPED, OPENVINO_BATCHING)
 
 
 def random_model_work() -> dict[Workload, tuple[str, ...]]:
@@ -61,7 +69,7 @@ def random_model_work() -> dict[Workload, tuple[str, ...]]:
         Decode(batch=8, tokens=128): EQUAL_LENGTHS,
         Prefill(tokens=2000): EQUAL_LENGTHS,
         Mixed(requests=32, shortest=32, longest=256, tokens=64): ANY_LENGTHS,
-        SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING, LLAMA_CPP),
+        SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING, LLAMA_CPP, VLLM),
         Overhead(batch=32, tokens=64): (OURS,),
     }
 
@@ -70,6 +78,22 @@ def pair_work(prompts: list[list[int]], per_round: int) -> dict[Workload, tuple[
     """Speculative decoding on a trained pair, and the large model alone; the first is compared with the others."""
     work = OneByOne(tuple(tuple(prompt) for prompt in prompts), per_round, tokens=160)
     return {work: (SPECULATIVE, ASSISTED, OURS, GENERATE)}
+
+
+def real_text_work(
+    prompts: Mapping[int, list[list[int]]], per_round: Mapping[int, int], tokens: int
+) -> dict[Workload, tuple[str, ...]]:
+    """Answers to real prompts, on a real model alone; the first engine is compared with the others.
+
+    Args:
+        prompts: by the number that is submitted together.
+        per_round: prompts of a round, likewise.
+        tokens: of each answer.
+    """
+    return {
+        Answers(tuple(map(tuple, asked)), per_round[batch], batch, tokens): REAL_TEXT
+        for batch, asked in prompts.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

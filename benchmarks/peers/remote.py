@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,13 +70,7 @@ class RemotePeer:
 
     def setup(self, setup: Setup) -> None:
         """See `Peer.setup`."""
-        self._call(
-            "setup",
-            model_dir=setup.model_dir,
-            dtype=setup.dtype,
-            threads=setup.threads,
-            draft_dir=setup.draft_dir,
-        )
+        self._call("setup", **asdict(setup))
 
     def generate(self, prompts: list[list[int]], max_tokens: int, stop_at_end: bool = False) -> Generation:
         """See `Peer.generate`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Protocol
@@ -204,6 +205,41 @@ class Overhead:
             seconds += whole.seconds - first.seconds
             forward += whole.forward_s - first.forward_s
         return Reading(1 - forward / seconds, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Real prompts answered a batch at a time, each with the same number of new tokens.
+
+    Attributes:
+        prompts: enough of them that every round has its own: a cache would answer.
+        per_round: prompts of a round, at least a batch.
+        batch: submitted together.
+        tokens: of each answer.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    per_round: int
+    batch: int
+    tokens: int
+    unit = "tokens/s"
+
+    @property
+    def name(self) -> str:
+        """For the tables."""
+        return f"real text, batch {self.batch}"
+
+    def measure(self, engine: Generator, number: int) -> Reading:
+        """New tokens per second, reading the prompts included."""
+        taken = itertools.cycle(self.prompts[number * self.per_round : (number + 1) * self.per_round])
+        seconds, tokens = 0.0, 0
+        answers: list[list[int]] = []
+        while seconds < AT_LEAST_S:
+            done = engine.generate([list(prompt) for prompt in itertools.islice(taken, self.batch)], self.tokens)
+            answers = answers or done.answers
+            seconds += done.seconds
+            tokens += self.batch * self.tokens
+        return Reading(tokens / seconds, answers)
 
 
 @dataclass(frozen=True, slots=True)

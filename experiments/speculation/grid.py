@@ -13,17 +13,17 @@ import torch
 from decoding.artifacts import SUFFIX
 from experiments import machine
 from experiments.grid.contenders import PLAIN, Contender, artifacts_of, contenders, lacking
+from experiments.pairs import DEMO, REAL, open_pair
 from experiments.speculation.cells import Plan, code_digest, file_digest, prompts_digest
 from experiments.speculation.sides import Checkpoints, HuggingFaceSide, OurSide, Side
 from experiments.speculation.target import restamped, widened
 from experiments.speculation.tasks import GROUPS, TaskGroup, task_group
 from pool.local_pool import LocalPool
-from turnout.config import ModelConfig, PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.config import EngineConfig, ModelConfig, PoolConfig, TurnoutConfig, artifacts_path, model_path
 from turnout.gc_freeze import freeze_loaded
 
 POOL = "bench"
 WIDENED = "widened"
-DEMO = "demo"
 KV_MEMORY_BYTES = 256 << 20
 PANEL = 4  # challengers that share the baseline's answers: more would be measured long after it
 # How much longer a step may take for the prompts read in it: of prompts that come together, all are decoded together.
@@ -42,9 +42,9 @@ class Setting:
     """Setting that all cells of a run share.
 
     Attributes:
-        target: "widened", "demo", or the folder of a checkpoint.
-        draft: folder of the small model; absent: the demo's.
-        artifacts: folder of what was trained for the two; absent: the demo's.
+        target: "widened", "demo", "real" (fetched by `make real`), or the folder of a checkpoint.
+        draft: folder of the small model; absent: the demo's; of the real one, the draft that is trained for it.
+        artifacts: folder of what was trained for the two; absent: the demo's, where one of the two is.
         cache: folder where the widened target is kept.
         dtype: of weights and arithmetic.
         prompts: of a group.
@@ -89,6 +89,10 @@ class Axes:
 def configured(setting: Setting) -> TurnoutConfig:
     """The configuration of the pool under measurement; makes the widened target where it is asked for."""
     demo = TurnoutConfig.demo()
+    if setting.target == REAL:
+        pair = open_pair(REAL)
+        members = {role: str(pair.folder(role)) for role in ("small", "large")}
+        return _pool_config(setting, members | ({"small": setting.draft} if setting.draft else {}), setting.artifacts)
     artifacts = setting.artifacts or artifacts_path(demo.pools["demo"])
     assert artifacts is not None
     target = {WIDENED: "demo:large", DEMO: "demo:large"}.get(setting.target, setting.target)
@@ -98,10 +102,14 @@ def configured(setting: Setting) -> TurnoutConfig:
         artifacts = restamped(artifacts, source, folder, folder.with_name(f"{folder.name}-artifacts"))
         target = str(folder)
     members = {"small": setting.draft or "demo:small", "large": target}
+    return _pool_config(setting, members, artifacts)
+
+
+def _pool_config(setting: Setting, members: dict[str, str], artifacts: Path | None) -> TurnoutConfig:
     common = {"device": setting.device, "dtype": setting.dtype, "kv_memory_bytes": KV_MEMORY_BYTES}
     models = {role: ModelConfig.model_validate({"path": path, **common}) for role, path in members.items()}
-    engine = demo.engine.model_copy(update={"threads": setting.num_threads, "max_slowdown": READING_SLOWDOWN})
-    pool = PoolConfig(small="small", large="large", artifacts=str(artifacts))
+    engine = EngineConfig().model_copy(update={"threads": setting.num_threads, "max_slowdown": READING_SLOWDOWN})
+    pool = PoolConfig(small="small", large="large", artifacts=str(artifacts) if artifacts else None)
     return TurnoutConfig(models=models, pools={POOL: pool}, engine=engine)
 
 
@@ -187,8 +195,7 @@ class Grid:
     def artifacts(self, contender: Contender) -> dict[str, Path]:
         """The artifacts that a contender opens, by name."""
         folder = self.pool.model_pool.artifacts.folder
-        assert folder is not None
-        return {name: folder / f"{name}{SUFFIX}" for name in artifacts_of(contender)}
+        return {} if folder is None else {name: folder / f"{name}{SUFFIX}" for name in artifacts_of(contender)}
 
     def _setting(self, name: str, group: str) -> dict[str, Any]:
         prompts = prompts_digest(self.group(group))

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_peers import Bench
-from benchmarks.peers.plan import OPENVINO, OURS, SIDES, TARGETS, THROUGHPUT, pair_work, random_model_work
+from benchmarks.peers.plan import (
+    OPENVINO,
+    OURS,
+    SIDES,
+    TARGETS,
+    THROUGHPUT,
+    pair_work,
+    random_model_work,
+    real_text_work,
+)
 from benchmarks.peers.table import Comparison, page
 from benchmarks.peers.turns import Outcome
 
@@ -107,7 +116,7 @@ def test_every_goal_names_work_that_is_done_and_an_engine_that_does_it() -> None
     for target in TARGETS:
         assert target.against is None or target.against in work[target.workload]
         assert OURS in work[target.workload]
-    everyone = [*work.values(), *pair_work([[1]], 1).values()]
+    everyone = [*work.values(), *pair_work([[1]], 1).values(), *real_text_work({1: [[1]]}, {1: 1}, 1).values()]
     assert {name for names in everyone for name in names} == set(SIDES)
 
 

@@ -14,6 +14,7 @@ from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.harness import Outcome, hugging_face
 from benchmarks.foreign.page import page
 from benchmarks.foreign.problems import write_problems
+from experiments.pairs import DEMO, open_pair
 from training.data.arithmetic import solve
 from training.data.problem import final_answer
 
@@ -116,7 +117,9 @@ def test_what_the_load_tool_writes_is_read_and_shown(tmp_path: Path, monkeypatch
     assert figures == load.Figures(4, 3, 1, 2, 96, (10, 20), (4, 8), 70)
     own, served = outcome(0.6, {0: "a", 1: "b"}), outcome(0.62, {0: "a", 1: "c"})
     comparison = Comparison("worked", "small", "/v1/completions", own, served)
-    report = page({"cores": "2"}, {"lm-eval": "one", "guidellm": "two"}, 2, [comparison], [("large", figures)])
+    report = page(
+        {"cores": "2"}, {"lm-eval": "one", "guidellm": "two"}, 2, [comparison], [("large", figures)], open_pair(DEMO)
+    )
     text = report.markdown()
     assert "| worked | small | /v1/completions | 60.0% ± 2.0% | 62.0% | 1 of 2 |  |" in text
     assert "| large | 4 | 3 | 1 | 2 | 96 | 10 / 20 | 4 / 8 | 70 |" in text

@@ -6,25 +6,24 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.reuse_quality import Case, build_cases, computed_exactly, demo_model, edit_quality, reuse_quality
+from benchmarks.reuse_quality import Case, build_cases, computed_exactly, edit_quality, large_model, reuse_quality
 from engine.device import Device
 from engine.model import EngineModel
 from engine.reuse.settings import ReuseSettings
+from experiments.pairs import DEMO, open_pair
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    from benchmarks.reuse_quality import DEMO
     from pool.text import TextTokenizer
-    from turnout.config import model_path
 
-    return build_cases(TextTokenizer(model_path(DEMO)), 4)
+    return build_cases(TextTokenizer(open_pair(DEMO).folder("large")), 4)
 
 
 @pytest.fixture
 async def model() -> AsyncIterator[EngineModel]:
     device = Device("cpu")
-    loaded, _ = demo_model(device)
+    loaded, _ = large_model(device, open_pair(DEMO))
     yield loaded
     loaded.pool.check_integrity()
     assert loaded.pool.num_held == 0
