@@ -124,7 +124,7 @@ class Bench:
             draft = str(subject.small) if side.draft else None
             gguf = str(subject.gguf) if side.packed else None
             try:
-                peer.setup(Setup(str(subject.large), self.dtype, self.threads, draft, gguf))
+                peer.setup(Setup(str(subject.large), side.dtype or self.dtype, self.threads, draft, gguf))
                 engines[name] = peer
             except PeerError as error:
                 failures[name] = f"loading: {error}"

@@ -10,7 +10,7 @@ from cli.ask import connect
 from cli.output import console, print_error
 from cli.provenance import Marked, summary
 from experiments import real_model
-from experiments.pairs import KV_MEMORY_BYTES, REAL, open_pair
+from experiments.pairs import REAL, open_pair
 from turnout.calls import ChatMessage
 from turnout.errors import TurnoutError
 from turnout.free_ports import free_ports
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from turnout.config import TurnoutConfig
 
-ALONE = "alone"
 TURNS = (
     "What is the capital of France, and what is it known for?",
     "Write a Python function that checks whether a string is a palindrome.",
@@ -36,13 +35,7 @@ def real_config(paired: bool) -> TurnoutConfig:
     Raises:
         TurnoutError: what it serves is not there; names the command that makes it.
     """
-    from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
-
-    if paired:
-        config = open_pair(REAL).config
-    else:
-        model = ModelConfig(path=str(real_model.model_folder()), kv_memory_bytes=KV_MEMORY_BYTES)
-        config = TurnoutConfig(models={"smollm2": model}, pools={ALONE: PoolConfig(large="smollm2")})
+    config = open_pair(REAL).config if paired else real_model.alone()
     grpc_port, http_port = free_ports(2)
     server = config.server.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
     return config.model_copy(update={"server": server})

@@ -11,7 +11,6 @@ from turnout.errors import not_found
 
 DEMO, REAL = "demo", "real"
 OPTION = "demo, real (fetched by `make real`, with the draft that is trained for it), or a configuration file"
-KV_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,10 @@ def open_pair(name: str) -> Pair:
 
 def _real() -> TurnoutConfig:
     folders = {"real-small": real_model.draft_folder(), "real-large": real_model.model_folder()}
-    models = {name: ModelConfig(path=str(folder), kv_memory_bytes=KV_MEMORY_BYTES) for name, folder in folders.items()}
+    models = {
+        name: ModelConfig(path=str(folder), kv_memory_bytes=real_model.KV_MEMORY_BYTES)
+        for name, folder in folders.items()
+    }
     default = MethodChoice(name="speculative")
     pool = PoolConfig(small="real-small", large="real-large", default=default)
     return TurnoutConfig(models=models, pools={REAL: pool})

@@ -22,6 +22,7 @@ import platformdirs
 from filelock import FileLock
 
 from turnout.atomic_files import whole
+from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
 
 TITLE = "SmolLM2-135M-Instruct"
@@ -34,6 +35,8 @@ FOLDER, DRAFT = "smollm2-135m-instruct", "smollm2-135m-instruct-draft"
 # Names of environment variables that point to copies elsewhere.
 MODEL_VARIABLE, GGUF_VARIABLE, DRAFT_VARIABLE = "TURNOUT_REAL_MODEL", "TURNOUT_REAL_GGUF", "TURNOUT_REAL_DRAFT"
 FETCH = "make real"
+POOL = "real"
+KV_MEMORY_BYTES = 1 << 30
 CONFIG_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "rope_parameters",
@@ -72,6 +75,17 @@ def draft_folder() -> Path:
         TurnoutError: it is not there; names the command that trains it.
     """
     return _present(DRAFT_VARIABLE, DRAFT, "config.json", training_command())
+
+
+def alone(dtype: str = "bfloat16") -> TurnoutConfig:
+    """A configuration of one pool with this model alone.
+
+    Raises:
+        TurnoutError: it is not there; names the command that fetches it.
+    """
+    values = {"path": str(model_folder()), "dtype": dtype, "kv_memory_bytes": KV_MEMORY_BYTES}
+    model = ModelConfig.model_validate(values)
+    return TurnoutConfig(models={"smollm2": model}, pools={POOL: PoolConfig(large="smollm2")})
 
 
 def training_command() -> str:

@@ -17,6 +17,7 @@ OPENVINO_BATCHING = "OpenVINO batching"
 LLAMA_CPP = "llama.cpp"
 LLAMA_CPP_SHIPPED = "llama.cpp, GGUF as shipped"
 VLLM = "vLLM"
+VLLM_FLOAT32 = "vLLM, float32"  # the faster one on a processor without instructions for bfloat16
 THROUGHPUT = "turnout, whole prompts"
 SPECULATIVE = "turnout, speculative"
 ASSISTED = "generate, assisted"
@@ -31,12 +32,14 @@ class Side:
         environment: "own" is the project's; "peers" and "vllm" are those of `make venv-peers` and `make venv-vllm`.
         draft: whether it decodes speculatively, with the subject's small model.
         packed: whether it runs on the subject's GGUF file, with the weights packed in it.
+        dtype: of weights and arithmetic; None: that of the run.
     """
 
     module: str
     environment: Literal["own", "peers", "vllm"]
     draft: bool = False
     packed: bool = False
+    dtype: str | None = None
 
     @property
     def install(self) -> str:
@@ -56,10 +59,11 @@ SIDES = {
     LLAMA_CPP: Side("llama_cpp", "peers"),
     LLAMA_CPP_SHIPPED: Side("llama_cpp", "peers", packed=True),
     VLLM: Side("vllm_cpu", "vllm"),
+    VLLM_FLOAT32: Side("vllm_cpu", "vllm", dtype="float32"),
 }
 EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
 ANY_LENGTHS = (OURS, THROUGHPUT, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
-REAL_TEXT = (OURS, GENERATE, VLLM, LLAMA_CPP, LLAMA_CPP_SHIPPED, OPENVINO_BATCHING)
+REAL_TEXT = (OURS, GENERATE, VLLM, VLLM_FLOAT32, LLAMA_CPP, LLAMA_CPP_SHIPPED, OPENVINO_BATCHING)
 
 
 def random_model_work() -> dict[Workload, tuple[str, ...]]:

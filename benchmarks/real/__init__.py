@@ -1,0 +1,1 @@
+"""Measurements of the real model that `make real` fetches, in resumable pieces."""

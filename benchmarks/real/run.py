@@ -1,0 +1,105 @@
+"""The real model: equal to Hugging Face, speed next to peers, speculation by kind of text, entropy switching.
+
+In pieces of at most half an hour each, kept in the page's JSON file: a run measures those that are not there in its
+setting, or those that are named, and writes the page from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.bench_peers import PEERS_PYTHON, VLLM_PYTHON
+from benchmarks.harness import Report, command_line, note, run
+from benchmarks.real import equality, speculation, speed, switching
+from benchmarks.real.pieces import KEPT, Pieces, Section
+from experiments import real_model
+from experiments.machine import one_line
+from turnout.errors import TurnoutError
+
+RESULT = Path("docs/results/real.md")
+SECTIONS = (equality.SECTION, speed.SECTION, speculation.SECTION, switching.SECTION)
+NAMES = tuple(name for section in SECTIONS for name in section.pieces)
+
+
+async def measure(options: argparse.Namespace) -> Report:
+    """Measure what is asked for or not there, each piece kept at once; then write the page from all that is there.
+
+    Raises:
+        TurnoutError: a piece that was named cannot be measured here.
+    """
+    pieces = Pieces.read(options.out and options.out.with_suffix(".json"))
+    failed: dict[str, str] = {}
+    for section in SECTIONS:
+        for name in section.pieces:
+            if name not in (options.piece or NAMES):
+                continue
+            if pieces.has(name, section.setting(options)) and not options.again:
+                note(f"{name}: measured already")
+                continue
+            note(name)
+            try:
+                await pieces.measure(name, section, options)
+            except TurnoutError as error:
+                if options.piece:
+                    raise
+                failed[name] = error.message
+                note(f"{name}: {error.message}")
+    return page(pieces, failed)
+
+
+def page(pieces: Pieces, failed: dict[str, str]) -> Report:
+    """The report of all pieces that are there.
+
+    Args:
+        pieces: what was measured.
+        failed: by piece, why it could not be.
+    """
+    report = Report(
+        f"A real model: {real_model.TITLE}",
+        "`make bench-real`, with the model of `make real`: 135 M parameters, converted from a GGUF file of 4-bit"
+        " weights (Q4_1), which llama.cpp runs as shipped too. Every piece is a run of its own; where pieces differ in"
+        " machine"
+        " or date, the last table says so.",
+    )
+    for section in SECTIONS:
+        report.section(section.title)
+        missing = [name for name in section.pieces if name not in pieces.kept]
+        if len(missing) < len(section.pieces):
+            section.write(report, pieces.values(section.pieces))
+        if missing:
+            report.text("Not measured: " + ", ".join(_reason(name, failed) for name in missing) + ".")
+    report.section("Pieces")
+    columns = {
+        "piece": lambda row: row[0],
+        "measured": lambda row: row[1]["date"],
+        "machine": lambda row: one_line(row[1]["machine"]),
+    }
+    report.table(None, [(name, pieces.kept[name]) for name in NAMES if name in pieces.kept], columns)
+    report.values[KEPT] = pieces.kept
+    return report
+
+
+def _reason(name: str, failed: dict[str, str]) -> str:
+    return f"{name} ({failed[name]})" if name in failed else name
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the options."""
+    made = command_line(__doc__, RESULT, rounds=3, tokens=16, each=2)
+    made.add_argument("--piece", nargs="+", choices=NAMES, help="only these; absent: all that are not there")
+    made.add_argument("--again", action="store_true", help="measure pieces that are there too")
+    made.add_argument("--tokens", type=int, default=96, help="of an answer")
+    made.add_argument("--each", type=int, default=12, help="prompts of each kind of text")
+    made.add_argument("--peers-python", type=Path, default=PEERS_PYTHON)
+    made.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    return made
+
+
+def sections() -> dict[str, Section]:
+    """The section of each piece."""
+    return {name: section for section in SECTIONS for name in section.pieces}
+
+
+if __name__ == "__main__":
+    run(parser(), measure)
