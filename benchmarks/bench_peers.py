@@ -13,7 +13,7 @@ from benchmarks.harness import Report, command_line, note, run
 from benchmarks.peers import turns
 from benchmarks.peers.base import Setup
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
-from benchmarks.peers.plan import SIDES, Side, pair_work, random_model_work, real_text_work
+from benchmarks.peers.plan import REAL_TEXT, SIDES, Side, pair_work, random_model_work, real_text_work
 from benchmarks.peers.remote import PeerError, RemotePeer
 from benchmarks.peers.table import Comparison, page
 from benchmarks.peers.workloads import Workload
@@ -179,10 +179,19 @@ def _problems(folder: Path, count: int) -> list[list[int]]:
     return [tokenizer.encode_chat([ChatMessage("user", problem.prompt)]) for problem in problems]
 
 
+def engines_of(subject: str) -> set[str]:
+    """Names of the engines that a subject is measured on."""
+    if subject == REAL:
+        return set(REAL_TEXT)
+    work = pair_work([[0]], 1) if subject == PAIR else random_model_work()
+    return {name for names in work.values() for name in names}
+
+
 async def measure(options: argparse.Namespace) -> Report:
     """Measure all subjects; the page is saved after each of them."""
     bench = Bench(options.dtype, options.threads, options.rounds, options.peers_python, options.vllm_python)
-    bench.find_peers([name for name in SIDES if name in options.engines])
+    used = {name for subject in options.subjects for name in engines_of(subject)}
+    bench.find_peers([name for name in SIDES if name in options.engines and name in used])
     with tempfile.TemporaryDirectory(prefix="turnout-peers-") as temporary:
         for subject in options.subjects:
             if subject == PAIR:

@@ -90,8 +90,8 @@ def alone(dtype: str = "bfloat16") -> TurnoutConfig:
 
 def training_command() -> str:
     """The command that makes the draft."""
-    model = _chosen(MODEL_VARIABLE) or str(cache_folder() / FOLDER)
-    return f".venv/bin/turnout train draft --model {model} --out {cache_folder() / DRAFT}"
+    model = Path(_chosen(MODEL_VARIABLE) or cache_folder() / FOLDER)
+    return f".venv/bin/turnout train draft --model {_shown(model)} --out {_shown(cache_folder() / DRAFT)}"
 
 
 def fetch(progress: Progress = print) -> Path:
@@ -208,6 +208,12 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
+def _shown(path: Path) -> str:
+    """A path as a shell takes it, without the user's home, which is nothing for a page."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
 def _chosen(variable: str) -> str | None:
     return os.environ.get(variable)  # noqa: TID251 - it points tests to a copy, and is no setting of a server
 
@@ -217,7 +223,7 @@ def _present(variable: str, name: str, inside: str = "", command: str = FETCH) -
     path = Path(chosen).expanduser() if chosen else cache_folder() / name
     if not (path / inside if inside else path).is_file():
         where = f"{variable}: " if chosen else ""
-        raise TurnoutError(Code.NOT_FOUND, f"{where}{TITLE}: {path} is not there; run `{command}`")
+        raise TurnoutError(Code.NOT_FOUND, f"{where}{TITLE}: {_shown(path)} is not there; run `{command}`")
     return path
 
 

@@ -55,8 +55,10 @@ class Mismatch:
 def prompts(kind: str) -> list[str]:
     """User messages of a kind."""
     if kind == "long":
-        texts = [text for text in docstrings() if len(text) >= LONG_CHARACTERS][: COUNTS[kind]]
-        return [f"Summarise this documentation in three sentences:\n{text[:LONG_CHARACTERS]}" for text in texts]
+        whole = "\n\n".join(docstrings())
+        starts = range(0, COUNTS[kind] * LONG_CHARACTERS, LONG_CHARACTERS)
+        texts = [whole[start : start + LONG_CHARACTERS] for start in starts]
+        return [f"Summarise this documentation in three sentences:\n{text}" for text in texts]
     return list(real_text.prompts(kind)[: COUNTS[kind]])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.bench_peers import PEERS_PYTHON, VLLM_PYTHON
 from benchmarks.harness import Report, command_line, note, run
 from benchmarks.real import equality, speculation, speed, switching
-from benchmarks.real.pieces import KEPT, Pieces, Section
+from benchmarks.real.pieces import KEPT, Pieces
 from experiments import real_model
 from experiments.machine import one_line
 from turnout.errors import TurnoutError
@@ -94,11 +94,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers-python", type=Path, default=PEERS_PYTHON)
     made.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
     return made
-
-
-def sections() -> dict[str, Section]:
-    """The section of each piece."""
-    return {name: section for section in SECTIONS for name in section.pieces}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.peers.base import Setup
 from benchmarks.peers.llama_cpp import kernels
-from benchmarks.peers.llama_export import gguf_tensors, hyperparameters, rope_order, token_ids, token_text
+from benchmarks.peers.llama_export import gguf_tensors, hyperparameters, rope_order, shipped, token_ids, token_text
 from benchmarks.peers.remote import ROOT, RemotePeer
 from experiments.hf_model import load
 from tests.engine.harness import Reference
@@ -124,6 +124,29 @@ def test_every_token_is_a_character_and_back() -> None:
     text = "".join(map(token_text, tokens))
     assert token_ids(text) == tokens
     assert token_ids(json.loads(json.dumps(text).encode("utf-8"))) == tokens
+
+
+def test_a_packed_file_keeps_its_weights_and_answers_in_token_ids(tmp_path: Path) -> None:
+    import gguf
+
+    kinds = gguf.GGMLQuantizationType
+    config = llama_config(vocab_size=40)
+    (tmp_path / "model").mkdir()
+    config.save_pretrained(tmp_path / "model")
+    packed = gguf.quants.quantize(torch.randn(8, 64).numpy(), kinds.Q4_1)
+    given = {"token_embd.weight": (packed, kinds.Q4_1), "output_norm.weight": (torch.ones(64).numpy(), kinds.F32)}
+    writer = gguf.GGUFWriter(tmp_path / "given.gguf", "llama")
+    writer.add_token_list(["a", "b"])
+    for name, (data, kind) in given.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    copy = gguf.GGUFReader(shipped(str(tmp_path / "model"), str(tmp_path / "given.gguf")))
+    found = {tensor.name: (tensor.data.tolist(), tensor.tensor_type) for tensor in copy.tensors}
+    assert found == {name: (data.tolist(), kind) for name, (data, kind) in given.items()}
+    assert copy.fields["tokenizer.ggml.tokens"].contents() == [token_text(token) for token in range(40)]
 
 
 def test_kernels_that_leave_the_processor_unused_are_said() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import Report, parse
 from benchmarks.real import run
-from benchmarks.real.equality import TIE_NATS, compare, without_end
+from benchmarks.real.equality import COUNTS, LONG_CHARACTERS, TIE_NATS, compare, prompts, without_end
 from benchmarks.real.pieces import Pieces, Section, Values
 from benchmarks.real.switching import NAMES, Scores, held_out, rows, score
 from training.data import real_text
@@ -143,8 +143,14 @@ def test_random_switching_is_moved_to_the_share_it_is_compared_at() -> None:
 
 
 def test_no_prompt_is_for_thresholds_and_for_scores() -> None:
-    prompts = held_out(12, 16)
-    asked, others = ({each.prompt for each in part} for part in (prompts.asked, prompts.calibration))
+    held = held_out(12, 16)
+    asked, others = ({each.prompt for each in part} for part in (held.asked, held.calibration))
     assert not asked & others
     assert asked | others == {text for kind in real_text.KINDS for text in real_text.prompts(kind)}
     assert set(NAMES.values()) <= set(run.switching.SETTINGS)
+
+
+def test_equality_is_shown_on_fifty_prompts() -> None:
+    asked = [text for kind in COUNTS for text in prompts(kind)]
+    assert len(asked) == len(set(asked)) == 50
+    assert min(map(len, prompts("long"))) > LONG_CHARACTERS

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.real.equality import LONG_CHARACTERS
+from benchmarks.real.equality import prompts
 from experiments.grid.contenders import Family, contenders, lacking
-from experiments.speculation.tasks import docstrings
 from tests.engine.harness import Reference
 from tests.engine.margin import assert_best, assert_same_tokens
 from tests.real.conftest import KINDS, TOKENS, Served
@@ -54,8 +53,7 @@ def test_greedy_answers_are_those_of_generate(served: Served, plain: Reference, 
 
 
 def test_an_answer_after_a_long_prompt_is_that_of_generate(served: Served, plain: Reference) -> None:
-    text = next(text for text in docstrings() if len(text) > LONG_CHARACTERS)[:LONG_CHARACTERS]
-    prompt = served.chat(f"Summarise this documentation:\n{text}")
+    prompt = served.chat(prompts("long")[0])
     assert len(prompt) > 1000
     [answer] = served.ask([prompt])
     assert_generated(plain, prompt, answer, "long")

@@ -18,6 +18,7 @@ from tests.engine.margin import assert_same_tokens
 from tests.real.conftest import TOKENS, Served
 from training.data import real_text
 from turnout.batches_config import BatchesConfig
+from turnout.calls import ChatMessage
 from turnout.client import Client
 from turnout.config import TurnoutConfig
 
@@ -82,7 +83,7 @@ def test_streams_over_grpc(served: Served, plain: Reference, server: TurnoutConf
     with (
         Client(f"127.0.0.1:{server.server.grpc_port}") as client,
         client.stream(
-            messages=[{"role": "user", "content": text}], method="plain", temperature=0.0, max_tokens=TOKENS
+            messages=(ChatMessage("user", text),), method="plain", temperature=0.0, max_tokens=TOKENS
         ) as stream,
     ):
         answer = "".join(chunk.text for chunk in stream)
