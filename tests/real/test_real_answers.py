@@ -101,7 +101,6 @@ def test_what_a_drafter_proposes_changes_no_answer(served: Served, plain: Refere
     ("method", "params"),
     [
         ("speculative", {}),
-        ("pearl", {}),
         ("cascade", {}),
         ("entropy_adaptive", {"threshold": 1.0, "window": 2, "min_stay": 2}),
         ("random_switch", {"share": 0.5, "mean_run": 4.0, "min_stay": 2}),
