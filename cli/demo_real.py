@@ -105,7 +105,8 @@ def run(out: Console) -> None:
         out.print("\nno draft model yet: to chat with a pair, train one, and run this again:")
         out.print(real_model.training_command(), markup=False, soft_wrap=True)
     else:
-        out.print(f"\n{real_model.TITLE} with its draft, speculative: the same answers in fewer forwards")
+        out.print(f"\n{real_model.TITLE} with its draft, speculative; marked: tokens that were not drafted")
+        out.print("in bfloat16 a near tie can fall otherwise than in the chat above")
         serve(out, paired=True)
     out.print(f"\nall of it in {time.monotonic() - started:.0f} s")
 
