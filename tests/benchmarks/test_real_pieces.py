@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from benchmarks.harness import Report, parse
-from benchmarks.real import run
+from benchmarks.peers.plan import GENERATE, LLAMA_CPP, OURS, VLLM
+from benchmarks.peers.table import Comparison
+from benchmarks.peers.turns import Outcome
+from benchmarks.real import run, speculation, speed
 from benchmarks.real.equality import COUNTS, LONG_CHARACTERS, TIE_NATS, compare, prompts, without_end
 from benchmarks.real.pieces import Pieces, Section, Values
 from benchmarks.real.switching import NAMES, Scores, held_out, rows, score
@@ -154,3 +157,38 @@ def test_equality_is_shown_on_fifty_prompts() -> None:
     asked = [text for kind in COUNTS for text in prompts(kind)]
     assert len(asked) == len(set(asked)) == 50
     assert min(map(len, prompts("long"))) > LONG_CHARACTERS
+
+
+def test_speeds_are_shown_over_ours_and_what_did_not_run_says_why() -> None:
+    outcome = Outcome("real text, batch 8", "tokens/s", OURS, {OURS: [20.0, 30.0], GENERATE: [10.0, 10.0]})
+    outcome.failures[LLAMA_CPP] = "loading: no memory"
+    found = Comparison({"cores": "2"}, {"dtype": "bfloat16", "threads": 2, "rounds": 2})
+    found.versions[OURS] = {"torch": "2"}
+    found.missing[VLLM] = "make venv-vllm"
+    found.subjects["model"] = [outcome]
+    report = Report("Speed", "how", machine={"cores": "2"})
+    speed.SECTION.write(report, {"speed-8": found.as_dict()})
+    text = report.markdown()
+    assert "| 8 | generate | 10.0 [10.0, 10.0] | 2.50 [2.00, 3.00] |" in text
+    assert "| 8 | vLLM | not measured: make venv-vllm |  |" in text
+    assert "| 8 | llama.cpp | not measured: loading: no memory |  |" in text
+    assert "turnout: torch 2" in text
+
+
+def test_a_default_below_its_floor_is_named() -> None:
+    def way(ratio: float, equal: int = 2) -> dict[str, Any]:
+        spread = [ratio, ratio, ratio]
+        return {"ratio": spread, "drafted": 0.5, "accepted": 0.25, "equal": equal, "answers": 2}
+
+    def values(ratio: float) -> Values:
+        ways = {"plain": way(1.0), "default": way(ratio), "copyspec": way(1.5, equal=1)}
+        return {"rounds": 3, "tokens": 96, "missing": {"swift": "no layers"}, "ways": ways}
+
+    report = Report("Speculation", "how", machine={"cores": "2"})
+    speculation.SECTION.write(report, {"speculation-code-1": values(0.9), "speculation-edit-8": values(1.2)})
+    text = report.markdown()
+    assert "| copyspec | 1.50 [1.50, 1.50] (0.5, 25%) |" in text
+    assert "The default: below 0.97: code 0.90." in text
+    assert "The default: met." in text
+    assert "copyspec (speculation-code-1) 1 of 2" in text
+    assert "Did not run: swift: no layers." in text
