@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -66,6 +66,7 @@ class ActorPool(Pool):
             parts.places,
             parts.default,
             parts.artifacts,
+            parts.foreign,
         )
         self.notes = parts.notes
         self.stores: SharedStore | None = None
@@ -99,8 +100,9 @@ class ActorPool(Pool):
         launchers = [Launcher(name, config, ranks, owner, group, host) for owner, ranks in enumerate(each_member)]
         lives: list[Incarnation] = []
         try:
-            vocab_size = _blocking(_start(launchers, lives, pool.placement.join_timeout_s))
-            return cls._opened(name, config, parts, list(zip(launchers, lives, strict=True)), vocab_size, own)
+            starting = _start(launchers, lives, parts.foreign, pool.placement.join_timeout_s)
+            sizes = _blocking(starting)
+            return cls._opened(name, config, parts, list(zip(launchers, lives, strict=True)), sizes, own)
         except BaseException:
             for life in lives:
                 life.kill()
@@ -115,7 +117,7 @@ class ActorPool(Pool):
         config: TurnoutConfig,
         parts: Parts,
         members: list[tuple[Launcher, Incarnation]],
-        vocab_size: int,
+        vocab_sizes: list[int],
         own: PlacementGroup | None,
     ) -> ActorPool:
         """The pool over actors that have begun."""
@@ -124,7 +126,7 @@ class ActorPool(Pool):
         placement = parts.config.placement
         supervisors = [
             Supervisor(launcher, life, vocab_size, placement, exchange, lambda: place[0].attach())
-            for launcher, life in members
+            for (launcher, life), vocab_size in zip(members, vocab_sizes, strict=True)
         ]
         loaded = cls(name, parts, supervisors, own)
         place.append(loaded)
@@ -256,28 +258,33 @@ def _placed(name: str, config: TurnoutConfig) -> tuple[PlacementGroup, Placement
     return made, made
 
 
-async def _start(launchers: Sequence[Launcher], lives: list[Incarnation], join_timeout_s: float) -> int:
+async def _start(
+    launchers: Sequence[Launcher], lives: list[Incarnation], foreign: Container[str], join_timeout_s: float
+) -> list[int]:
     """Start all members side by side, check that they fit, and let them form a group.
 
     Args:
         launchers: of the members.
         lives: filled with what was started; also where this fails.
+        foreign: names of the models with a vocabulary of their own.
         join_timeout_s: time to form the group.
 
     Returns:
-        The vocabulary size of the pool: what its models have in common.
+        The vocabulary size of each member: what the models of the pool have in common, or its own.
     """
     lives += await _all(launcher.load(0) for launcher in launchers)
     here, firsts = Program.here(), dict[str, ModelCard]()
     for launcher, life in zip(launchers, lives, strict=True):
         here.check(launcher.name, life.card)
         check_model(launcher.name, firsts.setdefault(life.card.name, life.card), life.card)
-    vocab_size = min(life.card.vocab_size for life in lives)
-    lives[:] = await _all(launcher.begin(life, vocab_size) for launcher, life in zip(launchers, lives, strict=True))
+    native = [life.card.vocab_size for life in lives if life.card.name not in foreign]
+    sizes = [life.card.vocab_size if life.card.name in foreign else min(native) for life in lives]
+    members = zip(launchers, lives, sizes, strict=True)
+    lives[:] = await _all(launcher.begin(life, size) for launcher, life, size in members)
     if len(lives) > 1:
         names = [f"{launcher.name} at {life.place}" for launcher, life in zip(launchers, lives, strict=True)]
         await join([life.leader for life in lives], names, FIRST, join_timeout_s)
-    return vocab_size
+    return sizes
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, Incarnation]]) -> list[Incarnation]:

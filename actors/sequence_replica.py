@@ -83,6 +83,7 @@ class ReplicaView:
             seq.low_priority,
             watches,
             seq.constraint is not None,
+            seq.renderings,
         )
         return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
 
@@ -203,7 +204,9 @@ class Replicas:
     async def _written(self, replica: Replica | None, update: Update) -> Replica:
         """A replica made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
-        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, low_priority, watches, bound = update.whole
+        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, low_priority, watches, bound, rendered = (
+            update.whole
+        )
         tokens = unpack_ids(prompt)
         if replica is None:
             fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, low_priority)
@@ -212,6 +215,10 @@ class Replicas:
             await asyncio.wait(replica.ending)
         seq = replica.seq
         seq.owner = owner
+        for companion in seq.companions.values():  # it may have followed tokens that are no longer there
+            self._model.release(companion)
+        seq.companions.clear()
+        seq.renderings = rendered
         seq.tokens[:] = tokens
         seq.generated.clear()
         seq.output_counts.clear()

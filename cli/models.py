@@ -53,7 +53,7 @@ def models(
                 m.name,
                 quantity(m.num_parameters),
                 m.architecture,
-                m.vocab_size,
+                f"{m.vocab_size} (its own)" if m.other_vocabulary else m.vocab_size,
                 m.max_length,
                 ", ".join(f"{role}: {name}" for role, name in m.roles.items()),
                 m.default_method,

@@ -88,6 +88,8 @@ class TableModel(Model):
     def release(self, seq: Sequence) -> None:
         """See `decoding.model.Model.release`."""
         self.cached.pop(seq, None)
+        if (companion := seq.companions.pop(self.name, None)) is not None:
+            self.release(companion)
 
     def step_seconds(self) -> float:
         """See `decoding.model.Model.step_seconds`."""

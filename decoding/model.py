@@ -29,6 +29,7 @@ from decoding.operations import (
 from decoding.partial_forward import Sketch
 from decoding.read_spec import Decision, NoiseKind, Readout, ReadSpec, Score, StopCondition, StopRule
 from decoding.sequence import Sequence
+from decoding.translation import Vocabularies
 from decoding.tree import DraftTree
 from turnout.errors import invalid
 from turnout.types import Segment, Token
@@ -236,7 +237,7 @@ class Model(ABC):
 
     @abstractmethod
     def release(self, seq: Sequence) -> None:
-        """Forget `seq`; its full blocks stay reusable as a prefix."""
+        """Forget `seq`, and its companion of this model; its full blocks stay reusable as a prefix."""
 
     @abstractmethod
     def step_seconds(self) -> float:
@@ -328,6 +329,7 @@ class ModelPool:
         roles: the name of the model that fills each role; one model may fill several.
         tokenizer: theirs.
         artifacts: trained for them.
+        vocabularies: of models whose tokens are not the large one's.
         clock: seconds; what learns from times reads it, for it stands still while a request has to wait for others.
     """
 
@@ -335,6 +337,7 @@ class ModelPool:
     roles: dict[str, str]
     tokenizer: TokenText
     artifacts: Artifacts = field(default_factory=Artifacts)
+    vocabularies: Vocabularies = field(default_factory=Vocabularies)
     clock: Callable[[], float] = perf_counter
 
     def by_role(self, role: str) -> Model:
@@ -344,9 +347,8 @@ class ModelPool:
             TurnoutError: INVALID_ARGUMENT: the pool has none for it.
         """
         if role not in self.roles:
-            raise invalid(
-                "method", f"no model has the role {role!r}; the pool's roles: {', '.join(sorted(self.roles))}"
-            )
+            known = ", ".join(sorted(self.roles))
+            raise invalid("method", f"no model has the role {role!r}; the pool's roles: {known}")
         return self.models[self.roles[role]]
 
     @property

@@ -47,11 +47,14 @@ class Sequence:
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         generated: the answer's tokens, with provenance.
         finish_reason: set when the answer ends; only `reopen` takes it back.
+        renderings: the prompt as models with another vocabulary were taught to read it, in their tokens, by model.
+        companions: by model, a sequence that this model reads in its place; it is released with this one.
         meter: the work done for it.
     """
 
     __slots__ = (
         "_ends",
+        "companions",
         "constraint",
         "finish_reason",
         "generated",
@@ -62,6 +65,7 @@ class Sequence:
         "output_counts",
         "owner",
         "prompt_set",
+        "renderings",
         "sampling",
         "seed",
         "sharing",
@@ -94,6 +98,8 @@ class Sequence:
         self.tenant = self.owner = tenant
         self.low_priority = low_priority
         self.constraint: Constraint | None = None
+        self.renderings: dict[str, tuple[int, ...]] = {}
+        self.companions: dict[str, Sequence] = {}
         self.generated: list[Token] = []
         self.finish_reason: FinishReason | None = None
         self.meter = Meter()
@@ -182,6 +188,7 @@ class Sequence:
             self.tokens, self.sampling, seed, (), None, self.sharing, self.tenant, self.lossy, self.low_priority
         )
         twin.owner = self.owner
+        twin.renderings = self.renderings
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

@@ -281,7 +281,9 @@ class Speculation:
                     await self._reader.stop()
                     self._read_to = len(seq)
                 # All nodes lie in the cache at once, which may hold no more than one sequence of the longest kind.
-                spare = min(model.max_length, self._target.max_length) - len(seq)
+                spare = self._target.max_length - len(seq)
+                if not self._models.vocabularies.differs(model.name):
+                    spare = min(spare, model.max_length - len(seq))
                 nodes = min(arm.nodes_of(wanted), spare)
                 room = DraftBudget(depth, nodes, max(self._target.busy().sequences, 1))
                 tree = await model.propose(seq, arm.drafter, room, arm.length)
@@ -316,6 +318,8 @@ class Speculation:
     def _keep_warm(self, seq: Sequence) -> None:
         """Let a draft model that has drafted before read ahead, if it lacks much of the sequence."""
         if self._read_to is not None and not seq.finished and len(seq) - self._read_to >= WARM_AFTER:
+            if self._models.vocabularies.differs(self._models.small.name):
+                return
             self._reader.start(self._models.small, seq)
             self._read_to = len(seq)
 

@@ -285,6 +285,7 @@ def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
             ends=[pb.EndToken(id=end.id, text=end.text) for end in model.ends],
             ends_source=model.ends_source,
             revision=model.revision,
+            other_vocabulary=model.other_vocabulary,
         )
     return message
 

@@ -205,6 +205,8 @@ class EngineModel(PoolMember):
             if self.shared is not None:
                 self.shared.release(table)
             self.batcher.release(table)
+        if (companion := seq.companions.pop(self.name, None)) is not None:
+            self.release(companion)
 
     def step_seconds(self) -> float:
         """See `decoding.model.Model.step_seconds`."""

@@ -99,6 +99,7 @@ def new_sequence(
         low_priority=call.priority == "batch",
     )
     sequence.owner = call.tenant
+    sequence.renderings = dict(prepared.renderings)
     sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None
     return sequence, text, spans
 

@@ -16,8 +16,9 @@ from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
-from turnout.errors import Code, TurnoutError, not_found
+from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.model_fetching import revision_of
+from turnout.pool_config import SMALL
 from turnout.registry import get_method
 
 
@@ -28,11 +29,12 @@ class Parts:
     Attributes:
         config: the pool's.
         roles: role -> model name.
-        tokenizer: the large model's, which is that of all.
+        tokenizer: the large model's, which is that of all but `foreign`.
         folder: where it lies.
         places: how many calls are worked on at once.
         default: for requests that name no method.
         artifacts: what was trained for the models.
+        foreign: tokenizers of the models with another vocabulary, by model name.
         notes: what the person who runs the pool should know of its files.
     """
 
@@ -43,6 +45,7 @@ class Parts:
     places: ConcurrencyLimiter
     default: DefaultMethod
     artifacts: Artifacts
+    foreign: dict[str, TextTokenizer] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -66,7 +69,8 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
     """Make them; the tokenizers of all models are read and compared.
 
     Raises:
-        TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models do not share a vocabulary.
+        TurnoutError: NOT_FOUND: no such pool; INVALID_ARGUMENT: its models have different vocabularies, and a tokenizer
+            that cannot be drafted with, or a default method or routing that needs one vocabulary.
     """
     pool = pool_of(name, config)
     folder = model_path(config.models[pool.large], f"models.{pool.large}.path", weights=False)
@@ -76,11 +80,20 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         notes.append(
             f"{pool.large} has no chat template, so that conversations are refused; plain prompts are answered"
         )
+    foreign: dict[str, TextTokenizer] = {}
     for member in pool.members:
         if member != pool.large:
             other = _tokenizer_of(member, config)
-            check_vocabulary(name, member, pool.large, other, tokenizer)
-            notes += _differing_ends(member, pool.large, other, tokenizer)
+            if apart := difference(other, tokenizer):
+                check_drafting(name, {member: other, pool.large: tokenizer}, apart)
+                foreign[member] = other
+                notes.append(
+                    f"{member} and {pool.large} do not share one vocabulary ({apart}): `speculative` drafts with"
+                    f" {member} by text_chain or shared_vocabulary, and no other method can ask it"
+                )
+            else:
+                notes += _differing_ends(member, pool.large, other, tokenizer)
+    check_uses(name, pool, {role: member for role, member in pool.roles.items() if member in foreign})
     return Parts(
         config=pool,
         roles=pool.roles,
@@ -89,6 +102,7 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         places=ConcurrencyLimiter(name, pool.max_ongoing_requests, pool.max_queued_requests),
         default=DefaultMethod(pool.default.name, pool.default.params),
         artifacts=Artifacts(artifacts_path(pool)),
+        foreign=foreign,
         notes=notes,
     )
 
@@ -106,7 +120,7 @@ def _tokenizer_of(model: str, config: TurnoutConfig) -> TextTokenizer:
 
 
 def _differing_ends(member: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> list[str]:
-    """A note where a checkpoint does not end texts as the pool's large one does; arguments as of `check_vocabulary`."""
+    """A note where a checkpoint does not end texts as the pool's large one does."""
     if mine.eos_ids == other.eos_ids:
         return []
     here, there = (f"{sorted(each.eos_ids)} ({each.ends.source or 'none named'})" for each in (mine, other))
@@ -150,22 +164,50 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
         loaded.audits = Audits(config.telemetry.audit, loaded.model_pool, loaded.tokenizer, dtype)
 
 
-def check_vocabulary(pool: str, member: str, large: str, mine: TextTokenizer, other: TextTokenizer) -> None:
-    """Models that continue each other's text must agree on what every token means.
+def difference(mine: TextTokenizer, other: TextTokenizer) -> str:
+    """Return a token on which two tokenizers disagree, and how; empty: they have the same vocabulary."""
+    ours, theirs = mine.vocabulary(), other.vocabulary()
+    if ours == theirs:
+        return ""
+    apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
+    return f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
+
+
+def check_drafting(pool: str, tokenizers: Mapping[str, TextTokenizer], apart: str) -> None:
+    """Refuse models with different vocabularies where text cannot be carried from one to the other.
 
     Args:
-        pool: named in the refusal, as are
-        member: one of its models and
-        large: the large one.
-        mine: the member's tokenizer.
-        other: the large model's.
+        pool: named in the refusal.
+        tokenizers: of one of its models and of the large one, by name.
+        apart: how they differ.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT, naming a token they disagree on.
+        TurnoutError: INVALID_ARGUMENT, naming a tokenizer whose tokens have no bytes of their own.
     """
-    ours, theirs = mine.vocabulary(), other.vocabulary()
-    if ours != theirs:
-        apart = min((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
-        ids = f"{apart!r} is {ours.get(apart, 'absent')} in one and {theirs.get(apart, 'absent')} in the other"
-        message = f"pools.{pool}: {member!r} and {large!r} do not share one vocabulary: {ids}"
-        raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")
+    for model, tokenizer in tokenizers.items():
+        if tokenizer.drafting_vocabulary is None:
+            one, other = map(repr, tokenizers)
+            message = (
+                f"pools.{pool}: {one} and {other} do not share one vocabulary ({apart}), and {model!r} has no fast"
+                " tokenizer (tokenizer.json), which drafting across vocabularies needs"
+            )
+            raise TurnoutError(Code.INVALID_ARGUMENT, message, f"pools.{pool}")
+
+
+def check_uses(name: str, pool: PoolConfig, foreign: Mapping[str, str]) -> None:
+    """Refuse a default method or a routing that asks a model with another vocabulary for tokens of the large one.
+
+    Args:
+        name: the pool's.
+        pool: its configuration.
+        foreign: the models with another vocabulary, by role.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field and the model.
+    """
+    place = f"pools.{name}.default"
+    method = get_method(pool.default.name, f"{place}.name")
+    method.check_vocabularies(method.parse(pool.default.params, f"{place}.params"), foreign, place)
+    if pool.routing is not None and SMALL in foreign:
+        message = f"needs one vocabulary, and that of {pool.small!r} (small) is not that of {pool.large!r}"
+        raise invalid(f"pools.{name}.routing", message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,7 @@ class LocalPool(Pool):
         default: for requests that name no method.
         artifacts: what was trained for the members.
         devices: where the members run; closed with the pool.
+        foreign: tokenizers of the members with another vocabulary.
 
     Attributes:
         engines: the members.
@@ -56,8 +58,9 @@ class LocalPool(Pool):
         default: DefaultMethod = PLAIN,
         artifacts: Artifacts | None = None,
         devices: tuple[Device, ...] = (),
+        foreign: Mapping[str, TextTokenizer] | None = None,
     ) -> None:
-        super().__init__(name, models, roles, tokenizer, places, default, artifacts)
+        super().__init__(name, models, roles, tokenizer, places, default, artifacts, foreign)
         self.engines = models
         self.notes = list(dict.fromkeys(note for model in models.values() for note in model.notes))
         self._devices = devices
@@ -74,8 +77,8 @@ class LocalPool(Pool):
                 torch is set to.
 
         Raises:
-            TurnoutError: unknown pool, unsupported architecture, models that do not fit into memory or do not share
-                a vocabulary; files that change meanwhile, where a store is shared.
+            TurnoutError: unknown pool, unsupported architecture, models that do not fit into memory; other tokenizers
+                that cannot be drafted with; files that change meanwhile, where a store is shared.
         """
         pool = pool_of(name, config)
         torch.set_num_threads(config.engine.threads or most_threads or torch.get_num_threads())
@@ -99,14 +102,15 @@ class LocalPool(Pool):
                 config.engine.shared_attention,
                 f"models.{member}.path",
             )
-        vocab_size = min(checkpoint.vocab_size for checkpoint in checkpoints.values())
+        parts = open_parts(name, config)
+        native = [checkpoint.vocab_size for member, checkpoint in checkpoints.items() if member not in parts.foreign]
         for member, checkpoint in checkpoints.items():
-            checkpoint.vocab_size = checkpoint.plan.vocab_size = vocab_size
+            if member not in parts.foreign:
+                checkpoint.vocab_size = checkpoint.plan.vocab_size = min(native)
             settings = config.models[member]
             models[member] = EngineModel(member, checkpoint, settings, config.engine, devices[settings.device])
-        parts = open_parts(name, config)
         shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
-        loaded = cls(name, models, *shared, tuple(devices.values()))
+        loaded = cls(name, models, *shared, tuple(devices.values()), parts.foreign)
         sizes = {member: checkpoint.num_parameters for member, checkpoint in checkpoints.items()}
         loaded.notes += parts.notes + larger_draft(pool, sizes)
         claim(loaded, needs)

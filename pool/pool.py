@@ -19,7 +19,7 @@ from pool.prefix_stores import Share, summed, unconfigured
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
-from pool.text import TextTokenizer
+from pool.text import TextTokenizer, vocabularies_of
 from pool.usage import token_out
 from pool.validation import PreparedRequest, RequestValidator, scored_ids
 from router.decision import Decision
@@ -62,10 +62,11 @@ class Pool:
         name: what requests put in `model`.
         members: models by name.
         roles: role -> member name; "small" and "large" are always among them.
-        tokenizer: shared by the members.
+        tokenizer: shared by the members, but for those in `foreign`.
         places: how many calls are worked on at once, and who is next.
         default: for requests that name no method.
         artifacts: what was trained for the members.
+        foreign: tokenizers of the members with another vocabulary than the large one's, by name.
 
     Attributes:
         defaults: what holds where a request leaves it open.
@@ -84,16 +85,18 @@ class Pool:
         places: ConcurrencyLimiter,
         default: DefaultMethod = PLAIN,
         artifacts: Artifacts | None = None,
+        foreign: Mapping[str, TextTokenizer] | None = None,
     ) -> None:
         self.name = name
         self.members = members
         self.roles = roles
         self.tokenizer = tokenizer
-        self.default_method = default.name
-        self.default_params = dict(default.params or {})
-        self.model_pool = ModelPool(dict(members), roles, tokenizer, artifacts or Artifacts())
-        self.max_length = min(model.max_length for model in members.values())
-        self.vocab_size = min(model.vocab_size for model in members.values())
+        self.default_method, self.default_params = default.name, dict(default.params or {})
+        self.foreign = dict(foreign or {})
+        self.model_pool = _model_pool(members, roles, tokenizer, artifacts or Artifacts(), self.foreign)
+        native = [model for name, model in members.items() if name not in self.foreign]
+        self.max_length = min(model.max_length for model in native)
+        self.vocab_size = min(model.vocab_size for model in native)
         self.revisions: dict[str, str] = {}
         self._places = places
         # Low-priority calls have places of their own.
@@ -182,14 +185,18 @@ class Pool:
         for member in self.members.values():
             member.forget(tenant)
 
+    @property
+    def foreign_roles(self) -> dict[str, str]:
+        """Members with another vocabulary, by role."""
+        return {role: member for role, member in self.roles.items() if member in self.foreign}
+
     def intake(self) -> RequestValidator:
         """What the pool accepts, as it is now."""
         # A member with several roles is asked for by the usual one.
         members = {self.roles[role]: role for role in (*self.roles, *USUAL_ROLES) if role in self.roles}
-        default = (self.default_method, self.default_params)
-        lengths = (self.max_length, self.vocab_size)
-        routes, roles = self.routing is not None, frozenset(self.roles)
-        return RequestValidator(self.name, members, self.tokenizer, *lengths, *default, routes, roles, self.defaults)
+        known = (self.max_length, self.vocab_size, self.default_method, self.default_params, self.routing is not None)
+        roles, own = frozenset(self.roles), (self.foreign_roles, self.foreign)
+        return RequestValidator(self.name, members, self.tokenizer, *known, roles, self.defaults, *own)
 
     @contextmanager
     def _background_paused(self) -> Iterator[None]:
@@ -235,6 +242,8 @@ class Pool:
         """
         if call.model not in (self.name, *self.members):
             raise not_found("model", call.model, [self.name, *self.members])
+        if call.model in self.foreign:
+            raise invalid("model", f"{call.model!r} has another vocabulary than the pool; serve it in one of its own")
         model = self.members[call.model if call.model in self.members else self.roles["large"]]
         prompt, completions = await scored_ids(call, self.tokenizer, self.vocab_size, model.max_length)
         longest = max((len(c) for c in completions), default=0)
@@ -257,14 +266,7 @@ class Pool:
 
     def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""
-        large = self.members[self.roles["large"]]
-        total = sum(model.num_parameters for model in self.members.values())
-        ends = self.tokenizer.ends.described(self.tokenizer.name_of)
-        sizes, default = (total, self.vocab_size, self.max_length), (self.default_method, self.default_params)
-        routed = self.routing is not None
-        pool = ModelDescription(self.name, large.architecture, *sizes, self.roles, *default, routed, **ends)
-        members = [_described(each, self.revisions.get(each.name, ""), ends) for each in self.members.values()]
-        return [pool, *members]
+        return _descriptions(self)
 
     def stats(self) -> PoolStats:
         """What the pool holds right now."""
@@ -303,6 +305,37 @@ class Pool:
         self.tokenizer.structures.close()
         for member in self.members.values():
             await member.close()
+
+
+def _model_pool(
+    members: Mapping[str, PoolMember],
+    roles: dict[str, str],
+    tokenizer: TextTokenizer,
+    artifacts: Artifacts,
+    foreign: Mapping[str, TextTokenizer],
+) -> ModelPool:
+    """Make the pool that methods see; vocabularies are compared now, and not during a request."""
+    vocabularies = vocabularies_of(tokenizer, foreign)
+    for member in foreign:
+        vocabularies.translation(members[member], members[roles["large"]])
+    return ModelPool(dict(members), roles, tokenizer, artifacts, vocabularies)
+
+
+def _descriptions(pool: Pool) -> list[ModelDescription]:
+    """See `Pool.models`."""
+    large = pool.members[pool.roles["large"]]
+    total = sum(model.num_parameters for model in pool.members.values())
+    ends = pool.tokenizer.ends.described(pool.tokenizer.name_of)
+    sizes, default = (total, pool.vocab_size, pool.max_length), (pool.default_method, pool.default_params)
+    routed = pool.routing is not None
+    described = [ModelDescription(pool.name, large.architecture, *sizes, pool.roles, *default, routed, **ends)]
+    for m in pool.members.values():
+        own = pool.foreign.get(m.name)
+        said = {**own.ends.described(own.name_of), "other_vocabulary": True} if own is not None else dict(ends)
+        sizes = (m.num_parameters, m.vocab_size, m.max_length)
+        said |= {"revision": pool.revisions.get(m.name, "")}
+        described.append(ModelDescription(m.name, m.architecture, *sizes, {}, ALONE, **said))
+    return described
 
 
 def _sums(members: tuple[MemberStats, ...]) -> dict[str, Any]:
@@ -347,12 +380,6 @@ class _Rate:
         elapsed = time.monotonic() - self._since
         if elapsed >= self.WINDOW_S:
             self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
-
-
-def _described(model: PoolMember, revision: str, ends: dict[str, Any]) -> ModelDescription:
-    """A member by itself; `ends` are the pool's."""
-    sizes = (model.num_parameters, model.vocab_size, model.max_length)
-    return ModelDescription(model.name, model.architecture, *sizes, {}, ALONE, revision=revision, **ends)
 
 
 def _scored(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 from transformers import AutoTokenizer
 
+from decoding.translation import Vocabularies
 from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
 from pool.end_of_text import end_of_text
 from pool.request_defaults import generation_sampling
 from pool.special_tokens import SpecialTokens, pattern_of, strings_of
 from pool.structures import Structures
 from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
+from pool.vocabulary import TextVocabulary
 from turnout.calls import ChatMessage
 from turnout.chat_template import NO_OPTIONS, TemplateOptions
 from turnout.errors import Code, TurnoutError, invalid, out_of_range
@@ -73,6 +75,17 @@ class TextTokenizer:
         """Every token's string and id."""
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return vocabulary
+
+    @cached_property
+    def drafting_vocabulary(self) -> TextVocabulary | None:
+        """What drafting across vocabularies needs of it; None without a fast tokenizer."""
+        if self._bytes is None:
+            return None
+        usual = self._tokenizer.eos_token_id
+        end = usual if usual in self.eos_ids else min(self.eos_ids, default=None)
+        names = self._bytes.names | {each: self._tokenizer.convert_ids_to_tokens(each) or "" for each in self.eos_ids}
+        definition = self._tokenizer.backend_tokenizer.to_str()
+        return TextVocabulary(definition, tuple(self._prefix), end, self.eos_ids, names)
 
     @cached_property
     def structures(self) -> Structures:
@@ -276,6 +289,21 @@ class TextTokenizer:
         """Bytes of a token that is written as a byte; None for the others."""
         found = BYTE_FALLBACK.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "")
         return bytes.fromhex(found[1]) if found else None
+
+
+def vocabularies_of(tokenizer: TextTokenizer, foreign: Mapping[str, TextTokenizer]) -> Vocabularies:
+    """Return the vocabularies of a pool: that of its tokenizer, and those of models with another one, by name.
+
+    Raises:
+        ValueError: a tokenizer is not a fast one; see `pool.components.check_drafting`.
+    """
+    if not foreign:
+        return Vocabularies()
+    found = {name: each.drafting_vocabulary for name, each in foreign.items()}
+    others = {name: each for name, each in found.items() if each is not None}
+    if len(others) < len(foreign) or tokenizer.drafting_vocabulary is None:
+        raise ValueError("drafting across vocabularies needs fast tokenizers")
+    return Vocabularies(tokenizer.drafting_vocabulary, others)
 
 
 def _longest_token(tokenizer: Any) -> int | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding.constraints.base import Constraint
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
-from pool.text import TextTokenizer
+from pool.text import LONG, TextTokenizer
 from router.decision import Decision
 from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
@@ -54,6 +56,7 @@ class PreparedRequest:
         max_tokens: most tokens of an answer that the context has room for.
         constraint: what answers must fit, compiled; each takes a clone. None: nothing.
         account: whose time on the models it takes; "": the tenant's.
+        renderings: the conversation in the templates and tokens of models with another vocabulary, by model.
     """
 
     call: GenerateCall
@@ -63,6 +66,7 @@ class PreparedRequest:
     max_tokens: int
     constraint: Constraint | None = None
     account: str = ""
+    renderings: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def joint(self) -> bool:
@@ -95,6 +99,8 @@ class RequestValidator:
         routed: whether the pool has a router for calls that leave the method open.
         roles: that the pool fills.
         defaults: what holds where a request leaves it open.
+        foreign: models with another vocabulary than the pool's, by role.
+        tokenizers: of these models, by name.
     """
 
     pool: str
@@ -107,6 +113,8 @@ class RequestValidator:
     routed: bool = False
     roles: frozenset[str] = frozenset(USUAL_ROLES)
     defaults: RequestDefaults = NO_DEFAULTS
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    tokenizers: Mapping[str, TextTokenizer] = field(default_factory=dict)
 
     def prepare(self, call: GenerateCall) -> PreparedRequest:
         """Check everything that can be checked before work starts.
@@ -129,7 +137,22 @@ class RequestValidator:
                 name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
                 raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
-        return PreparedRequest(call, plan, prompt, seed, min(sampling.max_tokens, self.max_length - len(prompt)))
+        most = min(sampling.max_tokens, self.max_length - len(prompt))
+        return PreparedRequest(call, plan, prompt, seed, most, renderings=self._renderings(call, plan))
+
+    def _renderings(self, call: GenerateCall, plan: ResolvedMethod | None) -> dict[str, tuple[int, ...]]:
+        """Return a conversation as models with another vocabulary were taught to read it.
+
+        Left out are those without a chat template that takes it, which read the pool's prompt as text, and long ones:
+        they are encoded in a thread, whose tokenizer is only the pool's.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        drafts = plan is not None and plan.method.across_vocabularies
+        if call.messages is not None and drafts and _num_chars(call) <= LONG:
+            for model, tokenizer in self.tokenizers.items():
+                with suppress(TurnoutError):
+                    found[model] = tuple(tokenizer.encode_chat(call.messages, call.tools, None, call.template))
+        return found
 
     async def admit(self, call: GenerateCall) -> PreparedRequest:
         """As `prepare`, without holding up the event loop over a long text."""
@@ -155,6 +178,10 @@ class RequestValidator:
         if not routes and (limits := given_limits(call.limits)):
             raise invalid(f"limits.{limits[0]}", "is for a pool's routing: leave it out, or leave the method open")
         if call.model in self.members:
+            if call.model in self.foreign.values():
+                raise invalid(
+                    "model", f"{call.model!r} has another vocabulary than {self.pool!r}; give it its own pool"
+                )
             if call.method not in (None, ALONE):
                 raise invalid("method", f"{call.model!r} is one model and answers alone ({ALONE}); ask {self.pool!r}")
             return self.plan(ALONE, {**call.params, "model": self.members[call.model]})
@@ -177,6 +204,7 @@ class RequestValidator:
         chosen = self.default_params if method.name == self.default_method else {}
         parsed = method.parse(method.params.over(chosen, params))
         method.check_roles(parsed, self.roles)
+        method.check_vocabularies(parsed, self.foreign)
         return ResolvedMethod(method, parsed)
 
     def follow(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:

@@ -328,7 +328,8 @@ class ModelDescription:
     `default_params` are the pool's own for `default_method`; `routed`: a router chooses where none is named.
     `ends` are the tokens that end an answer, by id; `ends_source`: generation_config.json, config.json or tokenizer, of
     the pool's large model; empty where none of them names one. `revision`: the commit of a hub's model; empty for a
-    pool and for models of other places.
+    pool and for models of other places. `other_vocabulary`: of a member whose tokens are not the pool's: it drafts
+    across vocabularies, and cannot be asked alone.
     """
 
     name: str
@@ -343,6 +344,7 @@ class ModelDescription:
     ends: tuple[EndToken, ...] = ()
     ends_source: str = ""
     revision: str = ""
+    other_vocabulary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

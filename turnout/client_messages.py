@@ -364,6 +364,7 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             ends=tuple(EndToken(end.id, end.text) for end in each.ends),
             ends_source=each.ends_source,
             revision=each.revision,
+            other_vocabulary=each.other_vocabulary,
         )
         for each in message.models
     ]

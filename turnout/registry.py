@@ -75,6 +75,8 @@ class MethodInfo:
             so far, the seed and the position, unless parameters with a property `resumable` say that it does not.
         joint: whether one run writes all `n` answers of a request (`Request.answers`), and says of each segment which
             answer it belongs to; otherwise each answer is a run of its own.
+        across_vocabularies: whether it can use models whose tokens are not the large one's; it then refuses parts of
+            its own that cannot.
     """
 
     name: str
@@ -85,6 +87,7 @@ class MethodInfo:
     needs: frozenset[str]
     resumable: bool = False
     joint: bool = False
+    across_vocabularies: bool = False
 
     @property
     def summary(self) -> str:
@@ -114,6 +117,30 @@ class MethodInfo:
             return self.params.model_validate(values)
         except ValidationError as error:
             raise explain(error, field, self.params) from None
+
+    def check_vocabularies(self, params: MethodParams, foreign: Mapping[str, str], field: str = "method") -> None:
+        """Refuse a pool in which a model that the method asks has other tokens than the large one.
+
+        Args:
+            params: the method's.
+            foreign: the models with other tokens, by role.
+            field: the field that chose the method; its parameters are in `field.params`.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the field and the model.
+        """
+        if self.across_vocabularies:
+            return
+        asked = dict.fromkeys(self.needs | getattr(params, "needs", frozenset()), field)
+        for each, info in type(params).model_fields.items():
+            if IS_ROLE in info.metadata:
+                asked.setdefault(getattr(params, each), f"{field}.params.{each}")
+        for role in sorted(asked.keys() & foreign):
+            raise invalid(
+                asked[role],
+                f"{self.name!r} needs one vocabulary, and that of {foreign[role]!r} ({role}) is not the large model's;"
+                " across vocabularies, `speculative` drafts by text_chain or shared_vocabulary",
+            )
 
     def check_roles(
         self, params: MethodParams, roles: Collection[str], name: str = "method", field: str = "method.params"
@@ -149,12 +176,13 @@ def method(
     needs: frozenset[str],
     resumable: bool = False,
     joint: bool = False,
+    across_vocabularies: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        return MethodInfo(name, run, params, papers, lossless, needs, resumable, joint)
+        return MethodInfo(name, run, params, papers, lossless, needs, resumable, joint, across_vocabularies)
 
     return register
 

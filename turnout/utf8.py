@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 
 
-def split_complete(data: bytes) -> tuple[str, bytes]:
+def split_complete(data: bytes | bytearray) -> tuple[str, bytes]:
     """Decode the complete characters of a text whose end may still be missing.
 
     Args:
@@ -16,7 +16,7 @@ def split_complete(data: bytes) -> tuple[str, bytes]:
         still become one.
     """
     text, consumed = codecs.utf_8_decode(data, "replace", False)
-    return text, data[consumed:]
+    return text, bytes(data[consumed:])
 
 
 def name_of_part(text: str, data: bytes | None) -> str:

@@ -67,6 +67,7 @@ class Drafter(Part, Stateful):
         stepwise: whether it asks the length policy before it continues below a token.
         abstains: whether its turn is a round without a draft: no other drafter is asked in its place.
         watches: whether `ready` reports when it has something to propose, so that it need not be asked before.
+        across_vocabularies: whether it can run next to a model with another vocabulary than the target's.
         want: what the target reads for it at the root, every node and every extra row of the coming round.
         depth: deepest draft unless the request says otherwise; None: what the length policy has as its own limit.
         nodes: nodes of a draft unless the request says otherwise; None: equal to its depth.
@@ -77,6 +78,7 @@ class Drafter(Part, Stateful):
     stepwise: ClassVar[bool] = False
     abstains: ClassVar[bool] = False
     watches: ClassVar[bool] = False
+    across_vocabularies: ClassVar[bool] = False
     depth: ClassVar[int | None] = None
     nodes: ClassVar[int | None] = None
     where: str = FIELD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -28,11 +28,11 @@ class ModelChainDrafter(Drafter):
         after: hypothetical tokens between the sequence and the draft.
     """
 
-    papers = (111,)
+    papers: ClassVar[tuple[int, ...]] = (111,)
     runs_on = "small"
     kinds = frozenset({Candidates.FIXED, Candidates.DRAWN})
     stepwise = True
-    changing = ("after",)
+    changing: ClassVar[tuple[str, ...]] = ("after",)
     draw: NoiseKind = NoiseKind.ROUND
     after: tuple[int, ...] = ()
 

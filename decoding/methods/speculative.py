@@ -243,11 +243,29 @@ def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Ar
     """
     arms, selector, verifier = make_parts(params)
     for arm in arms:
+        _check_vocabulary(arm.drafter, models)
         arm.drafter.check(models)
         arm.length.check(models)
         arm.length.check_draft(models.by_role("small" if arm.drafter.runs_on == "small" else "large"))
     verifier.check(models)
     return arms, selector, verifier
+
+
+def _check_vocabulary(drafter: Drafter, models: ModelPool) -> None:
+    """Refuse a drafter that takes the small model's tokens for the target's where they are not.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the drafters that can.
+    """
+    if drafter.runs_on != "small" or drafter.across_vocabularies or not models.vocabularies.differs(models.small.name):
+        return
+    able = [name for name in names(DRAFTERS) if load(DRAFTERS, name, "").PART.across_vocabularies]
+    free = "or one that needs no small model"
+    raise invalid(
+        drafter.where,
+        f"{drafter.name!r} needs one vocabulary, and that of {models.small.name!r} is not that of"
+        f" {models.large.name!r}; use {', '.join(able)}, {free}",
+    )
 
 
 def _length(choice: PartChoice, asked: int | None, natural: int | None, where: str) -> LengthPolicy:
@@ -285,7 +303,14 @@ def _listed(kinds: tuple[Candidates, ...] | frozenset[Candidates]) -> str:
     return " or ".join(sorted(kinds))
 
 
-@method(params=SpeculativeParams, papers=(111,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
+@method(
+    params=SpeculativeParams,
+    papers=(111,),
+    lossless=True,
+    needs=frozenset({"small", "large"}),
+    resumable=True,
+    across_vocabularies=True,
+)
 async def speculative(request: Request, models: ModelPool, params: SpeculativeParams) -> AsyncIterator[Segment]:
     """Tokens are drafted, the large model verifies them in one forward; the output law is the large model's.
 

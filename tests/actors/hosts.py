@@ -191,7 +191,8 @@ class RemotePool(Pool):
 
     def __init__(self, name: str, config: TurnoutConfig, members: dict[str, RemoteModel]) -> None:
         parts = open_parts(name, config)
-        super().__init__(name, members, parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
+        shared = (parts.roles, parts.tokenizer, parts.places, parts.default, parts.artifacts)
+        super().__init__(name, members, *shared, parts.foreign)
         prepare(self, config)
 
     async def settle(self) -> None:
@@ -251,12 +252,13 @@ async def open_in_process(
     board = Board()
     hosts = {name: host(spec_of(name, config, owner, pool)) for owner, name in enumerate(names)}
     cards = {name: each.load() for name, each in hosts.items()}
-    vocab_size = min(card.vocab_size for card in cards.values())
+    foreign = open_parts(pool, config).foreign
+    vocab_size = min(card.vocab_size for name, card in cards.items() if name not in foreign)
     exchange = ConnectionGroup(lambda: 1)
     supervisors, lines = {}, {}
     for owner, (name, each) in enumerate(hosts.items()):
         each.transport = each._endpoint._transport = BoardTransport(board, owner)  # type: ignore[assignment]
-        card = each.begin(vocab_size)
+        card = each.begin(cards[name].vocab_size if name in foreign else vocab_size)
         fix_times(each.model)
         lines[name] = DirectChannel(each)
         supervisors[name] = OneIncarnation(card, exchange, owner)

@@ -104,9 +104,16 @@ def test_a_checkpoint_that_cannot_be_served_is_one_line(
 def test_tokenizers_are_compared_without_weights(run: Any, config_file: Path) -> None:
     file = config_file.parent / "s" / "tokenizer.json"
     file.write_text(file.read_text(encoding="utf-8").replace("<|pad|>", "<|none|>"), encoding="utf-8")
+    code, _, error = run("config", "check", str(config_file))
+    assert (code, "s and l do not share one vocabulary ('<|none|>' is " in error) == (0, True)
+    written = config_file.read_text(encoding="utf-8")
+    assert "name: plain" in written
+    config_file.write_text(written.replace("name: plain", "name: entropy_adaptive"), encoding="utf-8")
     code, out, error = run("config", "check", str(config_file))
     assert (code, out, error.count("\n")) == (1, "", 1)
-    assert error.startswith("turnout: pools.p: 's' and 'l' do not share one vocabulary: ")
+    assert error.startswith(
+        "turnout: pools.p.default: 'entropy_adaptive' needs one vocabulary, and that of 's' (small)"
+    )
 
 
 def test_weights_that_are_elsewhere_are_noted(run: Any, config_file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pool.local_pool import LocalPool
 from tests.engine.harness import ask, pair_config
 from training.random_models import byte_tokenizer, llama_config, random_model
+from turnout.config import MethodChoice
 from turnout.errors import Code, TurnoutError
 
 PROMPT = [72, 101, 108, 108, 111]
@@ -171,7 +172,7 @@ async def test_a_wrong_fallback_is_no_fallback(pool: LocalPool) -> None:
         await ask(pool, PROMPT, "speculative", {"fallback": "plane"})
 
 
-async def test_a_draft_model_with_a_vocabulary_of_the_same_size_but_other_tokens_is_refused(
+async def test_a_draft_model_with_a_vocabulary_of_the_same_size_but_other_tokens_does_not_draft_by_ids(
     pair_folder: Path, tmp_path: Path
 ) -> None:
     """Token maps are compared, not sizes."""
@@ -184,7 +185,9 @@ async def test_a_draft_model_with_a_vocabulary_of_the_same_size_but_other_tokens
     (tmp_path / "small" / "tokenizer.json").write_text(swapped)
     config = pair_config(pair_folder)
     config.models["small"] = config.models["small"].model_copy(update={"path": str(tmp_path / "small")})
+    default = {"name": "speculative", "params": {"drafter": "model_chain"}}
+    config.pools["pair"] = config.pools["pair"].model_copy(update={"default": MethodChoice.model_validate(default)})
     with pytest.raises(TurnoutError) as caught:
         LocalPool.load("pair", config)
-    assert caught.value.field == "pools.pair"
-    assert "'small' and 'large' do not share one vocabulary" in caught.value.message
+    assert caught.value.field == "pools.pair.default.params.drafter"
+    assert "'model_chain' needs one vocabulary, and that of 'small' is not that of 'large'" in caught.value.message

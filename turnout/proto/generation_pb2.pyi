@@ -500,7 +500,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "num_parameters", "vocab_size", "max_length", "roles", "default_method", "default_params", "routed", "ends", "ends_source", "revision")
+    __slots__ = ("name", "architecture", "num_parameters", "vocab_size", "max_length", "roles", "default_method", "default_params", "routed", "ends", "ends_source", "revision", "other_vocabulary")
     class RolesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +520,7 @@ class ModelInfo(_message.Message):
     ENDS_FIELD_NUMBER: _ClassVar[int]
     ENDS_SOURCE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    OTHER_VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     num_parameters: int
@@ -532,7 +533,8 @@ class ModelInfo(_message.Message):
     ends: _containers.RepeatedCompositeFieldContainer[EndToken]
     ends_source: str
     revision: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., roles: _Optional[_Mapping[str, str]] = ..., default_method: _Optional[str] = ..., default_params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., routed: _Optional[bool] = ..., ends: _Optional[_Iterable[_Union[EndToken, _Mapping]]] = ..., ends_source: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    other_vocabulary: bool
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., roles: _Optional[_Mapping[str, str]] = ..., default_method: _Optional[str] = ..., default_params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., routed: _Optional[bool] = ..., ends: _Optional[_Iterable[_Union[EndToken, _Mapping]]] = ..., ends_source: _Optional[str] = ..., revision: _Optional[str] = ..., other_vocabulary: _Optional[bool] = ...) -> None: ...
 
 class EndToken(_message.Message):
     __slots__ = ("id", "text")
