@@ -36,7 +36,7 @@ DRAFTED, SWITCHED, PEARL = "speculative", "entropy_adaptive", "pearl"
 COLOCATED, ACTORS = "colocated", "actors"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("plain", {}),
-    DRAFTED: ("speculative", {}),
+    DRAFTED: ("speculative", {"drafter": "model_chain", "length": "fixed"}),
     "speculative, rejection": ("speculative", {"verifier": "rejection"}),
     SWITCHED: (DEMO_METHOD.name, DEMO_METHOD.params),
     "random_switch": ("random_switch", {"share": 0.5, "mean_run": 6.0, "min_stay": 2}),

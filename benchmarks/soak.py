@@ -37,7 +37,7 @@ TENANTS = {"alpha": 0.6, "beta": 0.3, "gamma": 0.1}
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
     ("plain", {"model": "small"}),
-    ("speculative", {"draft_length": 4}),
+    ("speculative", {"length": "fixed", "draft_length": 4}),
     ("entropy_adaptive", {"threshold": 0.5, "window": 3, "min_stay": 4}),
     ("entropy_adaptive", {"threshold": 0.2, "window": 2, "min_stay": 2, "catch_up": "shadow"}),
     ("sentence_lead", {"lead_tokens": 3, "catch_up": "eager"}),

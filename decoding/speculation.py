@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
-from decoding.decode_loop import stretch_lengths
+from decoding.decode_loop import LONGEST_STRETCH, stretch_lengths
 from decoding.drafters.base import NOTHING, DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.model import Decision, Model, ModelPool, Readout, ReadSpec, Request, StopCondition, StopRule
@@ -18,11 +18,15 @@ from decoding.state import Stateful
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verifier, VerifyResult, with_rejected
-from turnout.types import Segment
+from turnout.types import Segment, Token, TokenKind
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
 WARM_AFTER = 32
 LEAST_S = 1e-6  # of a round: 0.0 would mean an unknown time
+# Choice of a round: the arm that drafted and the depth it was allowed, 0 where there was no draft to verify; for a
+# stretch of plain decoding, `STRETCH` and its tokens.
+Choice = tuple[int, int]
+STRETCH = -1
 
 
 @dataclass
@@ -65,6 +69,8 @@ class Draft:
         seconds: the time it took.
         plain: whether a stretch of plain decoding may follow: no arm was asked for a draft but `watchers`.
         watchers: arms that were asked for a draft, had none, and report when they have one.
+        wanted: depth that the length policy allowed.
+        declined: arms whose policies wanted no draft, and whose drafters have one for nothing.
     """
 
     tree: DraftTree
@@ -73,6 +79,8 @@ class Draft:
     seconds: float
     plain: bool = False
     watchers: list[Arm] = field(default_factory=list)
+    wanted: int = 0
+    declined: list[Arm] = field(default_factory=list)
 
     @property
     def arm(self) -> int:
@@ -157,11 +165,24 @@ class Speculation:
         arms: drafters with their policies.
         selector: chooses the arm of a round.
         verifier: decides which draft tokens stay.
+        repeated: choices of another run's rounds, to be made again; once they are used up, or where they do not fit,
+            selector and policies choose.
+
+    Attributes:
+        choices: of the rounds so far.
     """
 
     def __init__(
-        self, request: Request, models: ModelPool, arms: list[Arm], selector: Selector, verifier: Verifier
+        self,
+        request: Request,
+        models: ModelPool,
+        arms: list[Arm],
+        selector: Selector,
+        verifier: Verifier,
+        repeated: Iterable[Choice] = (),
     ) -> None:
+        self.choices: list[Choice] = []
+        self._repeated: Iterator[Choice] = iter(repeated)
         self._seq = request.sequence
         self._notes = request.notes
         self._sizes = models.sizes
@@ -180,6 +201,11 @@ class Speculation:
         self._read_s = 0.0  # how long the target had read prompts when the round began
         self._read_to: int | None = None  # where the draft model was last asked to read; None: it never drafted
         selector.begin(self._seq, [arm.name for arm in arms], self._target.stores)
+
+    @property
+    def is_timed(self) -> bool:
+        """True if its choices may depend on measured times, or on other answers."""
+        return any(arm.length.abstains for arm in self._arms) or self._selector.learns
 
     async def run(self) -> AsyncGenerator[Segment, None]:
         """Yield segments, one per round."""
@@ -206,6 +232,7 @@ class Speculation:
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
         verify_s = self._clock() - started
+        self.choices.append((draft.arm, draft.wanted))
         seq.meter.speculation.add_round(
             depths=draft.tree.depths(),
             num_accepted=min(verdict.num_accepted_tokens, len(emitted)),
@@ -222,7 +249,7 @@ class Speculation:
     async def _decode(self, seq: Sequence, draft: Draft, want: ReadSpec) -> Segment:
         """Decode a stretch without drafts: one round for each token."""
         started = self._clock()
-        shown, most = _Shown(want), next(self._stretches)
+        shown, most = _Shown(want), draft.wanted or next(self._stretches)
         rules: list[StopRule] = [] if want == NOTHING else [shown]
         if draft.watchers and self._here:
             rules.append(_Watch(seq, [arm.drafter for arm in draft.watchers]))
@@ -230,8 +257,13 @@ class Speculation:
                 arm.length.defer()
         elif draft.watchers:  # watchers of a remote target are asked again after every token, which takes time
             most = 1
+        untried = [(arm.length, await self._untried(arm, seq)) for arm in draft.declined]
         segment = await self._target.decode(seq, StopCondition(tuple(rules), most))
+        for length, tokens in untried:
+            if tokens:
+                length.observe_untried(*_as_verified(tokens, segment.tokens, self._target.name))
         rounds, verify_s = len(segment.tokens), self._clock() - started
+        self.choices.append((STRETCH, rounds))
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
         tree, taught = draft.tree, VerifyResult((), segment.tokens)
         if shown.rows:  # what was read is what a round reads that accepts all but the last token
@@ -242,6 +274,11 @@ class Speculation:
         self._tell(draft, VerifyResult((), segment.tokens), seconds)
         self._selector.observe(draft.arm, Gain(1, 1, seconds / rounds))
         return Segment(segment.tokens, "finish" if seq.finished else "round")
+
+    async def _untried(self, arm: Arm, seq: Sequence) -> tuple[int, ...]:
+        """Return what a free drafter would propose, as far as a stretch of plain decoding could confirm it."""
+        room = DraftBudget(LONGEST_STRETCH, LONGEST_STRETCH)
+        return (await arm.drafter.propose(self._target, seq, room, arm.length)).tokens
 
     def _undisturbed_s(self, draft: Draft, verify_s: float, steps: int) -> float:
         """Return the time of a round, draft and verification, as if the target had read no prompts meanwhile.
@@ -258,21 +295,38 @@ class Speculation:
         reading_s = self._here.reading_seconds() - self._read_s
         return max(seconds - reading_s, min(seconds, 0.5 * least_s), LEAST_S)
 
+    def _round(self, arm: Arm, seq: Sequence) -> Round:
+        share = arm.drafter.share
+        model = self._model_of(arm)
+        return Round(seq, model, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
+
+    def _order(self, seq: Sequence) -> list[int]:
+        """Return the arms in the order in which they are asked."""
+        if self._selector.weighs and len(self._arms) > 1:
+            self._selector.weigh([arm.length.promise(self._round(arm, seq)) for arm in self._arms])
+        return self._selector.order(seq, len(self._arms))
+
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()
-        order = self._selector.order(seq, len(self._arms))
-        plain, watchers = True, list[Arm]()
+        order = self._order(seq)
+        repeated = next(self._repeated, None)
+        stretch = repeated[1] if repeated is not None and repeated[0] == STRETCH else 0
+        if repeated is not None and not stretch:
+            order = [repeated[0]]
+        plain, watchers, declined = repeated is None or stretch > 0, list[Arm](), list[Arm]()
         for place, index in enumerate(order):
             arm = self._arms[index]
             if arm.drafter.abstains:
                 order = order[: place + 1]
                 break
             model = self._model_of(arm)
-            share = arm.drafter.share
-            round = Round(seq, model, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
-            wanted = arm.length.before_round(round)
+            wanted = arm.length.before_round(self._round(arm, seq))
+            if repeated is not None:
+                wanted = 0 if stretch else repeated[1]
             if wanted > 0 and arm.drafter.watches and self._draws_alike:
                 watchers.append(arm)
+            elif self._here and self._draws_alike and arm.drafter.watches and repeated is None:
+                declined.append(arm)
             plain = plain and (wanted <= 0 or arm in watchers)
             # One place is the target's own token's.
             depth = min(wanted, seq.num_remaining - 1)
@@ -291,8 +345,9 @@ class Speculation:
                 if len(tree.fed_tokens) > spare:
                     tree = replace(tree, extra=None)
                 if len(tree) or tree.extra is not None:
-                    return Draft(tree, order[: place + 1], depth, self._clock() - started)
-        return Draft(DraftTree.empty(self._target.name), order, 0, self._clock() - started, plain, watchers)
+                    return Draft(tree, order[: place + 1], depth, self._clock() - started, wanted=wanted)
+        nothing = DraftTree.empty(self._target.name)
+        return Draft(nothing, order, 0, self._clock() - started, plain, watchers, stretch, declined)
 
     def _reported(self, tree: DraftTree, verdict: VerifyResult) -> VerifyResult:
         """Return the verdict with only the alternatives that the request asked for; others were read for drafters."""
@@ -325,6 +380,17 @@ class Speculation:
 
     def _model_of(self, arm: Arm) -> Model:
         return self._models.by_role("small" if arm.drafter.runs_on == "small" else "large")
+
+
+def _as_verified(drafted: tuple[int, ...], written: tuple[Token, ...], source: str) -> tuple[DraftTree, VerifyResult]:
+    """Return a chain that was not verified, cut to what was written instead, and what verification would have said."""
+    drafted = drafted[: len(written)]
+    agree = (token.id == guess for token, guess in zip(written, drafted, strict=False))
+    accepted = next((place for place, equal in enumerate(agree) if not equal), len(drafted))
+    tokens = written[: accepted + 1]
+    if accepted < len(drafted):
+        tokens = (*tokens[:-1], tokens[-1]._replace(kind=TokenKind.RECOVERED))
+    return DraftTree.chain(list(drafted), source), VerifyResult(tuple(range(accepted)), tokens)
 
 
 def named(part: Part) -> str:

@@ -23,7 +23,7 @@ from pool.resume import deliveries
 from pool.routing import Routing
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
-from pool.usage import usage_of
+from pool.usage import merged, usage_of
 from pool.validation import PreparedRequest
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
 from turnout.errors import Code, Interrupted, TurnoutError
@@ -261,7 +261,7 @@ class RequestRunner:
             if self.prepared.plan is not None:
                 request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
-            self._extra.update(request.extra)
+            self._extra = merged(self._extra, request.extra)
             for each in self._written_with(answer):
                 _release(each.sequence, self._models)
 

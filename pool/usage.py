@@ -19,6 +19,15 @@ from turnout.types import Token
 from turnout.utf8 import name_of_part
 
 
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge what the answers of a call leave for its usage: where both have a mapping, key by key; else the second."""
+    both = {**first, **second}
+    for key in first.keys() & second.keys():
+        if isinstance(first[key], Mapping) and isinstance(second[key], Mapping):
+            both[key] = merged(first[key], second[key])
+    return both
+
+
 def token_out(token: Token, text: Detokenizer) -> TokenOut:
     """The next token of an answer as clients see it.
 

@@ -209,7 +209,7 @@ async def measure_rounds(target: Target, source: Source, kind: str, artifact: Pa
     models = ModelPool({ROLE: target.model}, {"small": ROLE, ROLE: ROLE}, target.tokenizer, Artifacts(artifact.parent))
     method = get_method("speculative")
     drafter = PartChoice.of(kind, artifact=artifact.stem, **params)
-    parsed = method.parse({"drafter": drafter.model_dump()})
+    parsed = method.parse({"drafter": drafter.model_dump(), "length": "fixed"})
     total = SpeculationMeter()
     for index in range(len(source.prompts)):
         seq = source.sequence(index)

@@ -18,7 +18,7 @@ from turnout.errors import TurnoutError
 PROMPTS = ("Question: what is 12 plus 30?", "2 + 2 =", "The list of things: one, two,", "Answer in one word.")
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
-    ("speculative", {"draft_length": 4}),
+    ("speculative", {"length": "fixed", "draft_length": 4}),
     ("entropy_adaptive", {"threshold": 0.5, "window": 3, "min_stay": 4}),
     ("pearl", {"draft_length": 3}),
 )

@@ -38,7 +38,7 @@ LENGTH = 96  # of answers, tokens
 PROMPTS = 8
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
-    ("speculative", {}),
+    ("speculative", {"drafter": "model_chain", "length": "fixed"}),
     ("speculative", {"verifier": "rejection"}),
     ("entropy_adaptive", {}),
     ("cascade", {}),

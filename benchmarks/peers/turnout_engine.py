@@ -99,7 +99,8 @@ class Engine:
         from turnout.types import SamplingParams
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=not stop_at_end)
-        params = {"model": "large"} if self._method == "plain" else {}
+        drafted = {"drafter": "model_chain", "length": "fixed"}  # as peers draft
+        params = {"model": "large"} if self._method == "plain" else drafted
         calls = [
             GenerateCall(f"peer-{i}", POOL, sampling, prompt=tuple(prompt), method=self._method, params=params)
             for i, prompt in enumerate(prompts)

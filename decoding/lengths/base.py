@@ -116,6 +116,7 @@ class LengthPolicy(Part, Stateful):
         stepwise: whether `continues` looks at tokens, so that only stepwise drafters fit.
         abstains: whether it may choose that nothing is drafted.
         want: what the draft model must read with each drafted token.
+        wanted_rounds: rounds of this answer in which it wanted a draft because one is expected to pay.
     """
 
     Params: ClassVar[type[LengthParams]] = LengthParams
@@ -124,6 +125,7 @@ class LengthPolicy(Part, Stateful):
     params: LengthParams
     where: str = "method.params.length"
     want: ReadSpec = ReadSpec(draw=None)
+    wanted_rounds: int = 0
 
     def check_draft(self, model: Model) -> None:
         """Refuse the model that is to draft, before the first token.
@@ -131,6 +133,13 @@ class LengthPolicy(Part, Stateful):
         Raises:
             TurnoutError: INVALID_ARGUMENT: the policy was made for another one.
         """
+
+    def share_risk(self, num_arms: int) -> None:
+        """Take on one of `num_arms` equal parts of what drafts may lose: others of the same answer have the rest."""
+
+    def promise(self, round: Round) -> float:
+        """Return the expected tokens per second of a round with a draft, over plain decoding's; 1.0 where unknown."""
+        return 1.0
 
     def before_round(self, round: Round) -> int:
         """Return the depth of the coming round's deepest draft; 0: decode plainly."""
@@ -146,6 +155,14 @@ class LengthPolicy(Part, Stateful):
             path: the tokens drafted from the root down to it, at least one.
         """
         return True
+
+    def observe_untried(self, draft: DraftTree, verdict: VerifyResult) -> None:
+        """Observe what the target would have made of a draft that it decoded plainly instead of.
+
+        Args:
+            draft: a chain that a free drafter would have proposed, not longer than what was decoded.
+            verdict: the tokens accepted, and the next one.
+        """
 
     @abstractmethod
     def observe(self, draft: DraftTree, verdict: VerifyResult, seconds: float) -> None:

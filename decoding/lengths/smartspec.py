@@ -15,6 +15,7 @@ from turnout.types import TokenKind
 # Judged drafts after which the averages consist mostly of what was seen.
 TRUSTED = 8
 FARTHEST = 4.0  # times what a round was to take
+FADING = 0.1  # of an average's update: how much a measured overhead is believed less for each untried draft
 LEAST_FOUND = 0.01  # of rounds with a draft: so that depths differ
 # Plain steps of every sequence that drafts may lose before anything was earned, and that they may save up.
 GRANT, SAVINGS = 2.0, 32.0
@@ -198,9 +199,19 @@ class SmartSpecLength(LengthPolicy):
         super().__init__(params)
         self._timed = self._drafted = False
         self._entry_s = self._reading_s = 0.0
+        self._part_of_risk = 1.0
 
-    def before_round(self, round: Round) -> int:
-        """The depth of the largest goodput, the smallest such; `most` where no time is known."""
+    def share_risk(self, num_arms: int) -> None:
+        """See `LengthPolicy.share_risk`."""
+        self._part_of_risk = 1.0 / num_arms
+
+    def promise(self, round: Round) -> float:
+        """See `LengthPolicy.promise`."""
+        self._look(round)
+        return self._best(round, self._known, found=1.0)[1]
+
+    def _look(self, round: Round) -> None:
+        """Recall what is known of the drafter, and predict what a round takes."""
         kind = f"smartspec/{round.drafter}/{round.judge}/{round.draft.name}/{self.params.acceptance}"
         self._known = round.target.stores.open(
             kind, round.seq.learner, lambda: Acceptance(self.params.acceptance, width=round.width)
@@ -210,8 +221,14 @@ class SmartSpecLength(LengthPolicy):
         self._reading_s = self._sequences * round.entry_s
         self._entry_s = 0.0 if self._drafted else self._reading_s
         self._times = Times.of(round, self._known, 1)
-        able = self._affordable(1) > 0  # else what would be best need not be looked for
-        depth = self._best(round, self._known) if able else 0
+
+    def before_round(self, round: Round) -> int:
+        """The depth of the largest goodput, the smallest such; `most` where no time is known."""
+        self._look(round)
+        able = self._affordable(1) > 0
+        best = self._best(round, self._known, max(self._known.found, LEAST_FOUND))[0]
+        self.wanted_rounds += best > 0
+        depth = best if able else 0
         every = self._probe_every
         probes = depth == 0 and 0 < every <= self._known.idle
         self._spent = 0.0
@@ -255,7 +272,7 @@ class SmartSpecLength(LengthPolicy):
             return depth
         if not self._timed and known.crowd != 1:  # as others may begin at the same time that are not counted yet
             return 0
-        spare_s = known.earned_s / self._sequences + GRANT * times.plain_s
+        spare_s = known.earned_s / self._sequences + GRANT * self._part_of_risk * times.plain_s
         while depth and self._risk_s(depth) > spare_s:
             depth -= 1
         return depth
@@ -290,10 +307,17 @@ class SmartSpecLength(LengthPolicy):
             # Under load a probe disturbs many: then steps of the whole batch count, once acceptance is no mere guess.
             self._known.idle += len(verdict.tokens) / (self._sequences if self._known.seen >= TRUSTED else 1)
 
+    def observe_untried(self, draft: DraftTree, verdict: VerifyResult) -> None:
+        """See `LengthPolicy.observe_untried`: it says what a probe would, and costs nothing."""
+        part = 1.0 - (1.0 - self.params.update) ** (1.0 / self._sequences)
+        self._known.observe(draft, verdict, min(self.params.update, max(part, 1.0 / (self._known.seen + 1))))
+        # Nothing is measured meanwhile of what rounds take beyond the forwards.
+        self._known.drafting.fade(part * FADING)
+
     def _earn(self, draft: DraftTree, seconds: float, tokens: int) -> None:
         """Enter a round, or a stretch without drafts, into what drafts may lose."""
         known, plain_s = self._known, self._plain_s
-        earned_s = self.params.allowance * tokens * plain_s
+        earned_s = self.params.allowance * self._part_of_risk * tokens * plain_s
         if self._asked and not self._timed:  # it has read the prompt as well: the draft's own time is unknown
             earned_s += (tokens - 1) * plain_s - self._risk_s(self._wanted)
         elif self._timed and (self._asked or known.changes != self._begun):  # has drafted, or waited for who did
@@ -301,7 +325,8 @@ class SmartSpecLength(LengthPolicy):
             # One that waited for another's prompt is no rule: it is paid for like one of twice its time.
             earned_s += tokens * plain_s - min(seconds, 2.0 * (expected_s + known.drafting.seconds))
         known.crowd = self._sequences
-        least_s, most_s = -GRANT * self._sequences * plain_s, self._sequences * self._most_s
+        least_s = -GRANT * self._part_of_risk * self._sequences * plain_s
+        most_s = self._sequences * self._most_s
         known.earned_s = min(max(known.earned_s + earned_s, least_s), most_s)
 
     def _time(self, draft: DraftTree, seconds: float, steps: int) -> None:
@@ -329,12 +354,19 @@ class SmartSpecLength(LengthPolicy):
         part: float = 1.0 - (1.0 - self.params.update) ** (1.0 / self._drafting)
         return part
 
-    def _best(self, round: Round, known: Acceptance) -> int:
+    def _best(self, round: Round, known: Acceptance, found: float) -> tuple[int, float]:
+        """Return the depth of the largest goodput, 0 where plain decoding has it, and the largest over plain's.
+
+        Args:
+            round: the coming one.
+            known: of the drafter.
+            found: part of such rounds that have a draft.
+        """
         plain_s, level_s = round.target_s(1.0), round.draft_s(known.width)
         if plain_s <= 0.0:
-            return self.params.most
-        best, best_goodput = 0, (1.0 + self.params.margin) / (plain_s + known.plain.seconds)
-        found = max(known.found, LEAST_FOUND)
+            return self.params.most, 1.0
+        plain_s += known.plain.seconds
+        best, best_goodput, most_goodput = 0, (1.0 + self.params.margin) / plain_s, 0.0
         nothing_s = round.target_s(1.0 + known.extra)
         entry_s = self._entry_s / max(round.seq.num_remaining, 1)
         tokens, chance = 1.0, 1.0
@@ -344,12 +376,13 @@ class SmartSpecLength(LengthPolicy):
             draft_s = depth * level_s + round.target_s(1.0 + depth * known.width + known.extra)
             round_s = found * draft_s + (1.0 - found) * nothing_s + known.drafting.seconds
             goodput = 1.0 / (round_s / (found * tokens + 1.0 - found) + entry_s)
+            most_goodput = max(most_goodput, goodput)
             if goodput > best_goodput:
                 best, best_goodput = depth, goodput
             # A round takes no less time for being deeper, and however deep, it has fewer tokens than this.
             if known.rate < 1.0 and (found / (1.0 - known.rate) + 1.0 - found) / round_s <= best_goodput:
                 break
-        return best
+        return best, most_goodput * plain_s
 
 
 PART = SmartSpecLength

@@ -77,6 +77,15 @@ class ThompsonLength(LengthPolicy):
         accepted, rejected = self.params.accepted + self._accepted, self.params.rejected + self._rejected
         return accepted / (accepted + rejected)
 
+    def share_risk(self, num_arms: int) -> None:
+        """See `LengthPolicy.share_risk`."""
+        if self._goodput is not None:
+            self._goodput.share_risk(num_arms)
+
+    def promise(self, round: Round) -> float:
+        """See `LengthPolicy.promise`."""
+        return 1.0 if self._goodput is None else self._goodput.promise(round)
+
     def before_round(self, round: Round) -> int:
         """As deep as allowed; 0 where a draft is not expected to pay."""
         self._root = len(round.seq)

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from decoding.calibrated_params import check_method
+from decoding.calibration import RAN
 from decoding.model import ModelPool, Request
 from decoding.monitors.base import PACKAGE as MONITORS
 from decoding.monitors.base import Injection, Monitor
@@ -86,6 +87,10 @@ async def monitored(request: Request, models: ModelPool, params: MonitoredParams
     finally:
         seq.sampling = asked
         await monitor.close()
+        if (ran := request.extra.pop(RAN, None)) is not None:
+            # Its rounds are those of one run of several, which repeat nothing.
+            mine = {name: value for name, value in ran.items() if name != "rounds"}
+            request.extra[RAN] = {"inner": {"name": params.inner.name, **params.inner.params, **mine}}
 
 
 async def _watched(

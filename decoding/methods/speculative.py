@@ -11,12 +11,14 @@ from pydantic import (
     BaseModel,
     Field,
     PrivateAttr,
+    RootModel,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
 
+from decoding.automatic import Roster, offered
 from decoding.calibration import RAN
 from decoding.decode_loop import stream
 from decoding.drafters._none import NoDrafter
@@ -29,7 +31,7 @@ from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.selectors.base import Selector
-from decoding.speculation import Arm, Speculation
+from decoding.speculation import STRETCH, Arm, Choice, Speculation
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from turnout.errors import TurnoutError, invalid
@@ -41,9 +43,14 @@ Form = TypeVar("Form", bound=BaseModel)
 FIELD = "method.params"
 MOST_NODES = 512
 MOST_ARMS = 16
+MOST_ROUNDS = 65_536
 # Parameters that a plain answer has none of.
 PARTS = ("drafter", "draft_length", "nodes", "length", "verifier", "select")
 NONE = PartChoice(name="none")
+# What is used where a request names nothing: by measured times, where these cannot change an answer, and otherwise.
+TIMED, UNTIMED = PartChoice(name="smartspec"), PartChoice(name="fixed")
+CHAIN = PartChoice(name="model_chain")
+FIRST, MOST_GOODPUT = PartChoice(name="first"), PartChoice(name="goodput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +93,35 @@ class ArmParams(MethodParams):
         )
 
 
+ArmOrStretch = Annotated[int, Field(ge=STRETCH, lt=MOST_ARMS)]
+DepthOrTokens = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+
+
+class Rounds(RootModel[Annotated[tuple[tuple[ArmOrStretch, DepthOrTokens], ...], Field(max_length=MOST_ROUNDS)]]):
+    """Rounds of an answer: see `decoding.speculation.Choice`."""
+
+
 class SpeculativeParams(MethodParams):
     """Parameters of `speculative`. A part is a name, or an object of its name and parameters."""
 
     drafter: Annotated[
-        PartChoice | tuple[ArmParams, ...],
+        PartChoice | tuple[ArmParams, ...] | None,
         Field(
             description=f"who proposes tokens; or at most {MOST_ARMS} of {{drafter, length, nodes}} in a list, for"
-            ' `select` to choose from, in which "none" stands for plain decoding',
+            ' `select` to choose from, in which "none" stands for plain decoding; absent: chosen among copies, the'
+            " small model and trained heads, by measured times, or `model_chain` where a length is named or times could"
+            " change the answer",
             json_schema_extra={"x-slot": "drafters"},
         ),
-    ] = PartChoice(name="model_chain")
+    ] = None
     length: Annotated[
-        PartChoice, Field(description="how deep a draft goes", json_schema_extra={"x-slot": "lengths"})
-    ] = PartChoice(name="fixed")
+        PartChoice | None,
+        Field(
+            description="how deep a draft goes; absent: `smartspec`, or `fixed` where measured times could change the"
+            " answer (tokens drawn under a verifier other than match)",
+            json_schema_extra={"x-slot": "lengths"},
+        ),
+    ] = None
     draft_length: Annotated[
         int | None, Field(ge=1, le=64, description="deepest draft, whatever the length policy says; absent: its own")
     ] = None
@@ -115,9 +137,20 @@ class SpeculativeParams(MethodParams):
         ),
     ] = PartChoice(name="match")
     select: Annotated[
-        PartChoice,
-        Field(description="which of several drafters drafts a round", json_schema_extra={"x-slot": "selectors"}),
-    ] = PartChoice(name="first")
+        PartChoice | None,
+        Field(
+            description="which of several drafters drafts a round; absent: `first`, or `goodput` where `drafter` is"
+            " absent, too",
+            json_schema_extra={"x-slot": "selectors"},
+        ),
+    ] = None
+    rounds: Annotated[
+        dict[str, Rounds] | None,
+        Field(
+            description="drafter and depth of every round, by the answer's seed, as the usage of an answer reports them"
+            " that measured times could have changed: that answer is repeated"
+        ),
+    ] = None
     fallback: Annotated[
         Literal["refuse", "plain"],
         Field(
@@ -131,6 +164,8 @@ class SpeculativeParams(MethodParams):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         """Read here, so that a refusal names the field and not which form pydantic tried."""
+        if value is None:
+            return None
         if not isinstance(value, list | tuple):
             return parsed(PartChoice, value, f"{FIELD}.drafter")
         if len(value) > MOST_ARMS:
@@ -172,9 +207,45 @@ class SpeculativeParams(MethodParams):
         if self.fallback == "refuse":
             checked_parts(self, models)
 
+    def chosen(self, models: ModelPool | None = None, greedy: bool = False) -> Self:
+        """Return the parameters with values for what they leave open.
+
+        Args:
+            models: the pool; None: not known yet.
+            greedy: whether no token of the answer is drawn.
+        """
+        timed = self.is_timed(greedy)
+        left = {"length": self.length or (TIMED if timed else UNTIMED), "select": self.select or FIRST}
+        if self.drafter is None:
+            left |= {"drafter": CHAIN}
+        if self.is_automatic(greedy):
+            verifier = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
+            found = [each for each in offered(models) if each.find(DRAFTERS, FIELD).kinds & set(verifier.accepts)]
+            if len(found) == 1:
+                left |= {"drafter": found[0]}
+            elif found:
+                left |= {"drafter": tuple(ArmParams(drafter=each) for each in found)}
+                left |= {"select": self.select or MOST_GOODPUT}
+        return self.model_copy(update=left)
+
+    def is_timed(self, greedy: bool) -> bool:
+        """Return whether a choice by measured times leaves every token what it is, so that it is made unasked.
+
+        Args:
+            greedy: whether no token of the answer is drawn.
+        """
+        return self.resumable or (greedy and self.lossless)
+
+    def is_automatic(self, greedy: bool) -> bool:
+        """Return whether the drafters are chosen as well: nothing is said of them, nor of their drafts' sizes."""
+        silent = self.drafter is None and self.length is None and self.draft_length is None and self.nodes is None
+        return silent and self.is_timed(greedy)
+
     @property
     def arms(self) -> tuple[ArmParams, ...]:
         """Every drafter with what it was given."""
+        if self.drafter is None:
+            return ()
         return (ArmParams(drafter=self.drafter),) if isinstance(self.drafter, PartChoice) else self.drafter
 
     @property
@@ -204,15 +275,24 @@ def parsed(form: type[Form], value: Any, where: str) -> Form:
         raise explain(error, where, form) from None
 
 
-def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier]:
+def make_parts(
+    params: SpeculativeParams, models: ModelPool | None = None, greedy: bool = False
+) -> tuple[list[Arm], Selector, Verifier]:
     """The parts a request chose, made for it.
+
+    Args:
+        params: the request's.
+        models: the pool; None: not known yet, and what depends on it is left out.
+        greedy: whether no token of the answer is drawn.
 
     Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT: an unknown part, a wrong parameter, parts that do not fit.
     """
+    params = params.chosen(models, greedy)
     if not params.arms:
         raise invalid(f"{FIELD}.drafter", "is empty; at least one drafter is needed")
     verifier: Verifier = params.verifier.make(VERIFIERS, f"{FIELD}.verifier")
+    assert params.select is not None
     selector: Selector = params.select.make(SELECTORS, f"{FIELD}.select")
     arms = []
     for place, arm in enumerate(params.arms):
@@ -225,23 +305,29 @@ def make_parts(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier
         assert issubclass(part, Drafter)
         given = arm.drafter.parse(part, places.drafter)
         inside = part.inside(given, places.drafter)
-        length = _length(arm.length or params.length, params.draft_length, inside.depth, places.length)
+        usual = arm.length or params.length
+        assert usual is not None
+        length = _length(usual, params.draft_length, inside.depth, places.length)
         kind = _kind(inside, verifier, length)
         drafter, nodes = part(given, kind), arm.nodes or params.nodes or inside.nodes
         drafter.where = places.drafter
         depth = length.params.most
         drafter.check_room(DraftBudget(depth, nodes or depth), places.nodes)
         arms.append(Arm(drafter, length, nodes))
+    for made in arms:
+        made.length.share_risk(sum(not each.drafter.abstains for each in arms))
     return arms, selector, verifier
 
 
-def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Arm], Selector, Verifier]:
+def checked_parts(
+    params: SpeculativeParams, models: ModelPool, greedy: bool = False
+) -> tuple[list[Arm], Selector, Verifier]:
     """The parts a request chose, after a look at the models.
 
     Raises:
         TurnoutError: as `make_parts`; also what a part refuses, say an artifact of another model.
     """
-    arms, selector, verifier = make_parts(params)
+    arms, selector, verifier = make_parts(params, models, greedy)
     for arm in arms:
         _check_vocabulary(arm.drafter, models)
         arm.drafter.check(models)
@@ -318,17 +404,50 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
     name. A verifier that is not lossless says which law it has. An end of the answer inside a draft cuts the rest of
     the round.
     """
+    speculation: Speculation | None = None
+    roster: Roster | None = None
+    greedy = request.sequence.sampling.greedy
     if not params.refused:
         try:
-            speculation = Speculation(request, models, *checked_parts(params, models))
+            arms, selector, verifier = checked_parts(params, models, greedy)
+            if params.is_automatic(greedy):
+                roster = Roster(arms, request.sequence, models)
+                arms = roster.arms
+            speculation = Speculation(request, models, arms, selector, verifier, _repeated(params, request, len(arms)))
+            request.extra[RAN] = _left_open(params, models, greedy)
         except TurnoutError as error:
             if params.fallback == "refuse":
                 raise
             params.fall_back(error)
-    if params.refused:
+    if speculation is None:
         request.notes.append(f"decoded plainly: {params.refused}")
         request.extra[RAN] = dict.fromkeys(PARTS)  # no part of it ran, neither what was asked for nor the usual ones
-    segments = stream(models.large, request.sequence) if params.refused else speculation.run()
+    segments = stream(models.large, request.sequence) if speculation is None else speculation.run()
     async with aclosing(segments) as running:  # type: ignore[type-var]
         async for segment in running:
             yield segment
+    if roster is not None:
+        roster.close(len(request.sequence.generated))
+    if speculation is not None and not params.is_timed(greedy) and speculation.is_timed:
+        request.extra[RAN]["rounds"] = {str(request.sequence.seed): speculation.choices}
+
+
+def _left_open(params: SpeculativeParams, models: ModelPool, greedy: bool) -> dict[str, Any]:
+    """What is used for parameters that the request leaves open, for the answer's usage."""
+    names = {name for name in ("drafter", "length", "select") if getattr(params, name) is None}
+    return params.chosen(models, greedy).model_dump(mode="json", include=names)
+
+
+def _repeated(params: SpeculativeParams, request: Request, num_arms: int) -> tuple[Choice, ...]:
+    """Rounds that the request wants repeated.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a round of a drafter that the request does not name, or without a token.
+    """
+    given = (params.rounds or {}).get(str(request.sequence.seed))
+    rounds = given.root if given is not None else ()
+    for place, (arm, size) in enumerate(rounds):
+        if arm >= num_arms or (arm == STRETCH and size == 0):
+            allowed = f"[drafter below {num_arms}, depth], or [{STRETCH}, tokens] with at least 1 token"
+            raise invalid(f"{FIELD}.rounds.{request.sequence.seed}.{place}", f"must be {allowed} (got [{arm}, {size}])")
+    return rounds

@@ -181,7 +181,8 @@ class _Steps:
         self._values = values
         self._end = end
         self._writer: Model | None = None
-        self._parts = checked_parts(params.speculate, models) if params.speculate is not None else None
+        greedy = request.sequence.sampling.greedy
+        self._parts = checked_parts(params.speculate, models, greedy) if params.speculate is not None else None
 
     async def run(self) -> AsyncGenerator[Segment, None]:
         """Segments: a kept step at once, the large model's as it writes."""

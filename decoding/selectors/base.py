@@ -6,7 +6,9 @@ A module here assigns its class to `PART`; requests choose it by file name.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import ClassVar
 
 from decoding.drafter_state import Stores
 from decoding.parts import Part
@@ -28,7 +30,15 @@ class Gain:
 
 
 class Selector(Part):
-    """Selector among arms 0 .. n - 1, by their gains so far; it never sees a draft before it chooses."""
+    """Selector among arms 0 .. n - 1, by their gains so far; it never sees a draft before it chooses.
+
+    Attributes:
+        learns: whether the choice depends on the outcomes of earlier rounds, or on times.
+        weighs: whether `weigh` is to be called before `order`.
+    """
+
+    learns: ClassVar[bool] = True
+    weighs: ClassVar[bool] = False
 
     def begin(self, seq: Sequence, arms: list[str], stores: Stores) -> None:
         """Begin an answer, and each later stretch of it after another model has written in between.
@@ -37,6 +47,14 @@ class Selector(Part):
             seq: the answer's sequence.
             arms: names of the arms; arms of equal names do the same.
             stores: the target's, for state that outlives the answer.
+        """
+
+    def weigh(self, promises: Items[float]) -> None:
+        """Take note of what the coming round promises.
+
+        Args:
+            promises: [arms] tokens per second with a draft of the arm, over those of plain decoding; see
+                `LengthPolicy.promise`.
         """
 
     @abstractmethod

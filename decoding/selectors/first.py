@@ -10,6 +10,7 @@ class First(Selector):
     """Drafters in the order of the request: a copy where one is found, else the next (paper #141, CopySpec)."""
 
     papers = (141,)
+    learns = False
 
     def order(self, seq: Sequence, num_arms: int) -> list[int]:
         """Always the same."""

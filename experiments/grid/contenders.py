@@ -19,7 +19,11 @@ from turnout.errors import TurnoutError
 from turnout.registry import load, names
 
 PLAIN = "plain"
-DEFAULTS = SpeculativeParams()
+# What a contender has in the parts that it is not there for.
+DEFAULTS = SpeculativeParams(
+    drafter=PartChoice(name="model_chain"), length=PartChoice(name="fixed"), select=PartChoice(name="first")
+)
+DEFAULT = "default"
 # What selectors choose from: a free copy, a model's chain, and guesses that cost nothing but their verification; and
 # those that learn, from plain decoding too.
 ARMS = ("copyspec", "model_chain", "token_recycling")
@@ -70,7 +74,7 @@ class Contender:
 
 @cache
 def contenders() -> dict[str, Contender]:
-    """Everything there is to compare, by name: plain first, then each part of the registry in a usual place.
+    """Everything there is to compare, by name: plain and what `speculative` chooses itself, then each part.
 
     A drafter has the request's default verifier where that judges its candidates best, and else the first lossless
     one that does. Where several do, the others are contenders of their own when tokens are drawn. Each drafter is also
@@ -78,22 +82,28 @@ def contenders() -> dict[str, Contender]:
     not lossless are tried on the default drafter, selectors on a few arms; those that learn, on arms under that policy
     as well.
     """
-    found = [Contender(PLAIN, Family.PLAIN)]
+    found = [Contender(PLAIN, Family.PLAIN), _contender(DEFAULT, Family.SELECTOR, {}, automatic=True)]
     found += [each for name in names(DRAFTERS) for each in _of_drafter(name)]
     chain = _choice(DEFAULTS.drafter)
+    fixed = _choice(DEFAULTS.length)
     found += [
-        _contender(f"{chain}+{name}", Family.VERIFIER, {"drafter": chain, "verifier": name}, lossless=False)
+        _contender(
+            f"{chain}+{name}",
+            Family.VERIFIER,
+            {"drafter": chain, "length": fixed, "verifier": name},
+            lossless=False,
+        )
         for name, part in _parts(VERIFIERS).items()
         if not part.lossless and set(part.accepts) & _parts(DRAFTERS)[chain].kinds
     ]
     found += [
         _contender(f"{chain}+{name}", Family.LENGTH, {"drafter": chain, "length": name}, automatic=part.abstains)
         for name, part in _parts(LENGTHS).items()
-        if name not in (_choice(DEFAULTS.length), CONTROL)
+        if name not in (fixed, CONTROL)
     ]
     for name in names(SELECTORS):
         learns = name != _choice(DEFAULTS.select)
-        params = {"drafter": [*ARMS, *([NO_DRAFT] if learns else [])], "select": name}
+        params = {"drafter": [*ARMS, *([NO_DRAFT] if learns else [])], "length": fixed, "select": name}
         found.append(_contender(name, Family.SELECTOR, params))
         if learns:
             params = {**params, "length": CONTROL}
@@ -107,14 +117,15 @@ def _of_drafter(name: str) -> list[Contender]:
     default = _choice(DEFAULTS.verifier)
     usual = default if default in verifiers else next(iter(verifiers))
     drafter = {"name": name, **SETTINGS[name]} if name in SETTINGS else name
-    params = {"drafter": drafter, "verifier": usual}
+    fixed = _choice(DEFAULTS.length)
+    params = {"drafter": drafter, "length": fixed, "verifier": usual}
     made = [
         _contender(name, Family.DRAFTER, params),
         _contender(f"{name}+{CONTROL}", Family.LENGTH, {**params, "length": CONTROL}, automatic=True),
     ]
     for other in verifiers:
         if other != usual:
-            params = {"drafter": drafter, "verifier": other}
+            params = {"drafter": drafter, "length": fixed, "verifier": other}
             made.append(_contender(f"{name}+{other}", Family.VERIFIER, params, sampled_only=True))
     return made
 
@@ -142,7 +153,7 @@ def lacking(contender: Contender, models: ModelPool) -> str | None:
     if contender.params is None:
         return None
     try:
-        arms, _, verifier = make_parts(SpeculativeParams.model_validate(contender.params))
+        arms, _, verifier = make_parts(SpeculativeParams.model_validate(contender.params), models)
         verifier.check(models)
         for arm in arms:
             arm.drafter.check(models)

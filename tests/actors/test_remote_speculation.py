@@ -209,7 +209,7 @@ async def test_an_answer_goes_on_when_the_target_begins_anew(
     pools: tuple[LocalPool, RemotePool], remote: RemotePool, drafter: str
 ) -> None:
     """Its drafters begin as they were born; the text is the same."""
-    params = {"drafter": drafter, "verifier": "match"}
+    params = {"drafter": drafter, "length": "fixed", "verifier": "match"}
     expected = await ask(pools[0], [5, 6, 7] * 4, "speculative", params, max_tokens=60, ignore_eos=True)
     going = asyncio.ensure_future(
         ask(remote, [5, 6, 7] * 4, "speculative", params, max_tokens=60, ignore_eos=True)  # type: ignore[arg-type]
@@ -245,7 +245,9 @@ async def test_what_was_learned_of_a_tenant_is_forgotten_beside_the_models_too(
 
         async def drafts(tenant: str, pool: Any = pool) -> tuple[int, int, int]:
             options = {"tenant": tenant, "max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
-            reply = await ask(pool, [5, 6, 7], "speculative", {"drafter": "token_recycling"}, **options)
+            reply = await ask(
+                pool, [5, 6, 7], "speculative", {"drafter": "token_recycling", "length": "fixed"}, **options
+            )
             meter = reply.usage.speculation
             return meter.rounds, meter.draft_tokens, meter.accepted_tokens
 

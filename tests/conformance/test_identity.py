@@ -182,7 +182,15 @@ async def test_selectors_among_drafters(pool: ModelPool, plain: Any, selector: s
         "token_recycling",
     ]
     for greedy in (True, False):
-        assert await check(pool, plain, [{"drafter": arms, "select": selector}], greedy) > 0
+        assert await check(pool, plain, [{"drafter": arms, "length": "fixed", "select": selector}], greedy) > 0
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+async def test_drafters_and_lengths_that_are_chosen(pool: ModelPool, plain: Any, greedy: bool) -> None:
+    """Copies, the small model and heads, by what this machine's times say, alone and next to others."""
+    await check(pool, plain, [{"drafter": None}], greedy)
+    mixed = [{"drafter": None}, {}, choice("model_chain", "fixed", "match"), {"drafter": "token_recycling"}]
+    assert await check(pool, plain, mixed, greedy) > 0
 
 
 @pytest.mark.exactness
@@ -205,7 +213,10 @@ async def test_greedy_text_is_another_one_where_a_verifier_keeps_other_tokens(
 ) -> None:
     await check(pool, plain, [choice("model_chain", "fixed", verifier)], greedy=True)
     kept = [
-        seq.tokens for seq in await answers(pool, [{"drafter": "model_chain", "verifier": verifier}], GREEDY, FEWER)
+        seq.tokens
+        for seq in await answers(
+            pool, [{"drafter": "model_chain", "length": "fixed", "verifier": verifier}], GREEDY, FEWER
+        )
     ]
     assert kept != plain[True, FEWER]
 

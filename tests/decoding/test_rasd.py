@@ -130,7 +130,13 @@ async def test_finished_answers_are_retrieved_by_the_same_tenant_only(run, make_
     large = make_model("large", 2, vocab=40)
     rounds = []
     for _ in range(2):
-        done = await run("speculative", small, large, {"drafter": {"name": "rasd", "plausible": 40}}, temperature=0)
+        done = await run(
+            "speculative",
+            small,
+            large,
+            {"drafter": {"name": "rasd", "plausible": 40}, "length": "fixed"},
+            temperature=0,
+        )
         rounds.append(len(done.segments))
     assert rounds[1] < rounds[0]
     drafter = RasdDrafter()
@@ -158,7 +164,7 @@ async def test_trees_leave_the_caches_of_engine_models_right(run, drafter: str):
     sampling = {"prompt": (2, 3, 4, 5, 2, 3, 4), "temperature": 0, "max_tokens": 60, "ignore_eos": True}
     plain = await run("plain", small, alone, **sampling)
     for _ in range(2):
-        done = await run("speculative", small, large, {"drafter": drafter}, **sampling)
+        done = await run("speculative", small, large, {"drafter": drafter, "length": "fixed"}, **sampling)
         assert done.ids == plain.ids
         assert done.seq.meter.speculation.accepted_tokens > 0
 

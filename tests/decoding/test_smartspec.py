@@ -99,9 +99,11 @@ def test_no_depth_beyond_the_last_one_looked_at_is_better(rate, sequences, width
         return (found * tokens + 1.0 - found) / (mean_s if depth else round.target_s(1.0))
 
     found = max(found, 0.01)
-    depth = policy._best(round, known)
+    depth, most_goodput = policy._best(round, known, found)
     assert depth <= most
     assert goodput(depth) == pytest.approx(max(map(goodput, range(most + 1))))
+    if depth:
+        assert most_goodput == pytest.approx(goodput(depth) / goodput(0))
 
 
 def test_what_promises_hardly_more_than_plain_decoding_is_left_out():

@@ -111,7 +111,8 @@ async def test_an_always_wrong_drafter_costs_only_time(run):
     right[:, 1] = wrong[:, 2] = 1.0
     small, large = TableModel("small", markov(wrong), 4), TableModel("large", markov(right), 4)
     for verifier in VERIFIERS:
-        done = await run("speculative", small, large, {"verifier": verifier}, prompt=(0,), max_tokens=10)
+        params = {"drafter": "model_chain", "verifier": verifier}
+        done = await run("speculative", small, large, params, prompt=(0,), max_tokens=10)
         assert done.ids == [1] * 10
         assert done.seq.meter.speculation.rounds == 10
         assert done.seq.meter.speculation.accepted_tokens == 0

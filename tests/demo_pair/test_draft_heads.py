@@ -27,7 +27,7 @@ async def test_shipped_heads_draft_most_of_an_answer(
     headed: LocalPool, ask_all: Any, prompts: list[str], drafter: str
 ) -> None:
     plain = await ask_all(headed, prompts[:24])
-    replies = await ask_all(headed, prompts[:24], "speculative", {"drafter": drafter})
+    replies = await ask_all(headed, prompts[:24], "speculative", {"drafter": drafter, "length": "fixed"})
     assert_same_answers(headed, plain, replies)
     rounds = sum(reply.usage.speculation.rounds for reply in replies)
     # One token of each round is the model's own.

@@ -159,7 +159,7 @@ async def test_speculation_keeps_greedy_output(
     pool: LocalPool, ask_all: Any, prompts: list[str], verifier: str
 ) -> None:
     plain = await ask_all(pool, prompts)
-    replies = await ask_all(pool, prompts, "speculative", {"verifier": verifier, "draft_length": 5})
+    replies = await ask_all(pool, prompts, "speculative", {"verifier": verifier, "length": "fixed", "draft_length": 5})
     assert len(replies) >= 100
     assert_same_answers(pool, plain, replies)
     assert sum(reply.usage.speculation.accepted_tokens for reply in replies) > 0
@@ -169,7 +169,13 @@ async def test_a_draft_by_the_same_weights_is_always_accepted(
     twin_pool: LocalPool, ask_all: Any, prompts: list[str]
 ) -> None:
     replies = await ask_all(
-        twin_pool, prompts[:20], "speculative", {"draft_length": 4}, temperature=1.0, max_tokens=50, ignore_eos=True
+        twin_pool,
+        prompts[:20],
+        "speculative",
+        {"length": "fixed", "draft_length": 4},
+        temperature=1.0,
+        max_tokens=50,
+        ignore_eos=True,
     )
     for reply in replies:
         assert reply.usage.speculation.accepted_tokens == reply.usage.speculation.draft_tokens
@@ -184,7 +190,7 @@ async def test_seeded_sampling_does_not_depend_on_the_batch_or_the_drafter(
     methods: list[tuple[str, dict[str, Any]]] = [
         ("plain", {"model": "large"}),
         ("plain", {"model": "small"}),
-        ("speculative", {"verifier": "match", "draft_length": 3}),
+        ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
         ("speculative", {"verifier": "rejection"}),
         ("entropy_adaptive", {"threshold": 0.3, **SWITCHING}),
         ("entropy_adaptive", {"threshold": 0.3, "catch_up": "shadow", "effect": "current", **SWITCHING}),

@@ -59,7 +59,7 @@ async def test_matched_speculation_equals_plain_decoding_with_the_same_seed(pool
         plain, *drafted = await ask_all(
             pool,
             [call_of(prompt, "plain", **options)]
-            + [call_of(prompt, "speculative", {"draft_length": k}, **options) for k in (1, 4, 7)],
+            + [call_of(prompt, "speculative", {"length": "fixed", "draft_length": k}, **options) for k in (1, 4, 7)],
         )
         for reply in drafted:
             call = call_of(prompt, "speculative", {"verifier": "match"}, **options)

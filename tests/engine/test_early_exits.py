@@ -95,7 +95,7 @@ async def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     models = pool_of(loaded[0], tmp_path)
     plain = await write(models, {}, sequence(**sampling))
-    drafted = await write(models, {"drafter": drafter}, sequence(**sampling))
+    drafted = await write(models, {"drafter": drafter, "length": "fixed"}, sequence(**sampling))
     assert drafted.tokens == plain.tokens
     assert drafted.meter.speculation.draft_tokens > 0
     assert drafted.meter.models["m"].spared_tokens > 0
@@ -162,7 +162,7 @@ async def test_the_cache_is_as_computed_anew(
     loaded: tuple[EngineModel, Reference], tmp_path: Path, drafter: str, verifier: str
 ) -> None:
     model, _ = loaded
-    params = {"drafter": drafter, "verifier": verifier}
+    params = {"drafter": drafter, "length": "fixed", "verifier": verifier}
     seq = await write(pool_of(model, tmp_path), params, sequence(temperature=1.0), release=False)
     speculation = seq.meter.speculation
     assert 0 < speculation.accepted_tokens < speculation.draft_tokens
@@ -178,7 +178,7 @@ async def test_no_layer_runs_twice_for_a_token(
     model, _ = loaded
     models = pool_of(model, tmp_path)
     seen = fed_rows(model)
-    seq = await write(models, {"drafter": drafter}, sequence(max_tokens=30))
+    seq = await write(models, {"drafter": drafter, "length": "fixed"}, sequence(max_tokens=30))
     speculation = seq.meter.speculation
     drafting = speculation.rounds - 1
     assert seen[0] == (WHOLE, len(PROMPT))
@@ -341,7 +341,7 @@ async def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
     model, _ = loaded
     models = pool_of(model, tmp_path)
     prompt = [2 + (7 * index) % 50 for index in range(23)]
-    one, two = [await write(models, {"drafter": drafter}, sequence(*prompt)) for _ in range(2)]
+    one, two = [await write(models, {"drafter": drafter, "length": "fixed"}, sequence(*prompt)) for _ in range(2)]
     assert two.meter.models["m"].cached_tokens == 20
     assert two.tokens == one.tokens
     assert two.meter.speculation.drafted_at == one.meter.speculation.drafted_at
@@ -359,7 +359,7 @@ async def test_drafters_that_take_turns_leave_each_other_right(
     settings = {"swift": {"context": 6}, "clasp": {"interval": 1}}[beside]
     other = {"drafter": {"name": beside, "threshold": 0.0, **settings}, "length": {"name": "fixed", "most": 2}}
     arms = [{"drafter": drafter}, other, {"drafter": "del"}]
-    params = {"drafter": arms, "select": "exp3"}
+    params = {"drafter": arms, "length": "fixed", "select": "exp3"}
     plain = await write(models, {}, sequence(temperature=1.0))
     drafted = await write(models, params, sequence(temperature=1.0))
     assert drafted.tokens == plain.tokens
@@ -373,7 +373,7 @@ async def test_a_forward_that_is_repeated_leaves_no_row_twice(
 ) -> None:
     """Two requests whose common forwards fail after they ran draft as they do alone."""
     model, _ = loaded
-    models, params = pool_of(model, tmp_path), {"drafter": {"name": "kangaroo", "threshold": 0.0}}
+    models, params = pool_of(model, tmp_path), {"drafter": {"name": "kangaroo", "threshold": 0.0}, "length": "fixed"}
     prompts = [PROMPT, [9, 8, 7]]
     alone = [await write(models, params, sequence(*prompt)) for prompt in prompts]
     original, failed = model.batcher.runner.run, 0

@@ -101,7 +101,7 @@ async def test_the_cache_of_the_draft_is_exact_when_it_has_read_what_was_accepte
 ) -> None:
     plain, rounds = Reference(weights()), 0
     seq = Sequence([2, 3, 4], SamplingParams(max_tokens=40, ignore_eos=True), 3)
-    params = SPECULATIVE.parse({"drafter": {"name": "easyspec", "group": 4}, "verifier": verifier})
+    params = SPECULATIVE.parse({"drafter": {"name": "easyspec", "group": 4}, "length": "fixed", "verifier": verifier})
     async with aclosing(SPECULATIVE.run(Request("r", seq), twins, params)) as running:  # type: ignore[type-var]
         async for _ in running:
             twin = twins.small.fork(seq)

@@ -85,7 +85,7 @@ class Spy:
 async def test_speculation_keeps_greedy_output(pool: LocalPool, pair_folder: Path, verifier: str) -> None:
     prompts = random_prompts(100, 12, seed=21)
     plain = await ask_all(pool, calls_of(prompts, "plain", max_tokens=8))
-    calls = calls_of(prompts, "speculative", {"verifier": verifier, "draft_length": 3}, max_tokens=8)
+    calls = calls_of(prompts, "speculative", {"verifier": verifier, "length": "fixed", "draft_length": 3}, max_tokens=8)
     replies = await ask_all(pool, calls)
     assert_same(pair_folder, calls, plain, replies)
     drafted = sum(reply.usage.speculation.draft_tokens for reply in replies)
@@ -96,7 +96,7 @@ async def test_speculation_keeps_greedy_output(pool: LocalPool, pair_folder: Pat
 async def test_a_draft_by_the_same_weights_is_always_accepted(
     twin_pool: LocalPool, verifier: str, temperature: float
 ) -> None:
-    params = {"draft_length": 4, "verifier": verifier}
+    params = {"length": "fixed", "draft_length": 4, "verifier": verifier}
     prompts = random_prompts(12, 40, seed=22)
     calls = calls_of(prompts, "speculative", params, temperature=temperature, max_tokens=30, ignore_eos=True)
     for reply in await ask_all(twin_pool, calls):
@@ -128,8 +128,8 @@ async def test_rejection_accepts_all_but_rounding_from_the_same_weights_when_sam
 @pytest.mark.parametrize(
     ("method", "params"),
     [
-        ("speculative", {"verifier": "match", "draft_length": 5}),
-        ("speculative", {"verifier": "rejection", "draft_length": 3}),
+        ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 5}),
+        ("speculative", {"verifier": "rejection", "length": "fixed", "draft_length": 3}),
         ("entropy_adaptive", {**SWITCHING, "catch_up": "lazy"}),
         ("entropy_adaptive", {**SWITCHING, "catch_up": "shadow", "effect": "current"}),
         ("sentence_lead", {"lead_tokens": 2}),
@@ -191,8 +191,11 @@ async def test_every_token_is_its_claimants_choice_however_the_idle_model_catche
     ("method", "params"),
     [
         ("plain", {}),
-        ("speculative", {"draft_length": 3}),
-        ("speculative", {"drafter": {"name": "swift", "skipped": 0.9, "context": 4}}),  # and the forwards of its search
+        ("speculative", {"length": "fixed", "draft_length": 3}),
+        (
+            "speculative",
+            {"drafter": {"name": "swift", "skipped": 0.9, "context": 4}, "length": "fixed"},
+        ),  # and the forwards of its search
         ("entropy_adaptive", {**SWITCHING, "catch_up": "lazy"}),
         ("entropy_adaptive", {**SWITCHING, "catch_up": "eager"}),
         ("entropy_adaptive", {**SWITCHING, "catch_up": "shadow", "effect": "current"}),
@@ -280,6 +283,8 @@ async def test_a_lossy_verifier_is_said_to_be_one(pool: LocalPool) -> None:
         ("match", ()),
         ("typical", ("not lossless: speculative with these parameters has a law of its own",)),
     ):
-        calls = calls_of(random_prompts(1, 40, seed=3), "speculative", {"verifier": verifier}, max_tokens=4)
+        calls = calls_of(
+            random_prompts(1, 40, seed=3), "speculative", {"length": "fixed", "verifier": verifier}, max_tokens=4
+        )
         [reply] = await ask_all(pool, calls)
         assert reply.usage.notes == notes

@@ -52,7 +52,7 @@ async def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     model, _ = loaded
     plain = await write(model, "plain", {}, **sampling)
-    drafted = await write(model, "speculative", {"drafter": drafter}, **sampling)
+    drafted = await write(model, "speculative", {"drafter": drafter, "length": "fixed"}, **sampling)
     assert drafted.tokens == plain.tokens
     speculation = drafted.meter.speculation
     assert 0 < speculation.accepted_tokens < speculation.draft_tokens

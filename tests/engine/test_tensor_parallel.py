@@ -32,13 +32,13 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("plain", {}, {"temperature": 0.9}),
     ("plain", {}, {"temperature": 0.9, "n": 3}),
     ("best_of", {"k": 3}, {"temperature": 1.0}),
-    ("speculative", {"drafter": "model_chain"}, {"temperature": 0.7}),
-    ("speculative", {"drafter": "model_tree"}, {"temperature": 0.0}),
-    ("speculative", {"drafter": "rsd_s"}, {"temperature": 0.8}),
-    ("speculative", {"draft_length": 4, "verifier": "rejection"}, {"temperature": 0.8}),
-    ("speculative", {"drafter": "sequoia"}, {"temperature": 0.8}),
-    ("speculative", {"drafter": "swift"}, {"temperature": 0.8}),
-    ("speculative", {"drafter": "easyspec"}, {"temperature": 0.8}),
+    ("speculative", {"drafter": "model_chain", "length": "fixed"}, {"temperature": 0.7}),
+    ("speculative", {"drafter": "model_tree", "length": "fixed"}, {"temperature": 0.0}),
+    ("speculative", {"drafter": "rsd_s", "length": "fixed"}, {"temperature": 0.8}),
+    ("speculative", {"length": "fixed", "draft_length": 4, "verifier": "rejection"}, {"temperature": 0.8}),
+    ("speculative", {"drafter": "sequoia", "length": "fixed"}, {"temperature": 0.8}),
+    ("speculative", {"drafter": "swift", "length": "fixed"}, {"temperature": 0.8}),
+    ("speculative", {"drafter": "easyspec", "length": "fixed"}, {"temperature": 0.8}),
     ("pearl", {}, {"temperature": 0.8}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}, {"temperature": 0.5}),
 ]
@@ -108,7 +108,7 @@ def processed(replies: list[Reply]) -> int:
 async def test_a_rank_that_forgets_to_move_a_path_is_noticed(pair_folder: Path, rank: RankProcess) -> None:
     """What the tests above compare depends on the KV that followers move when a path of a tree is accepted."""
     calls = [
-        call_of(prompt, "speculative", {"drafter": "rsd_s"}, seed=i, temperature=0.8, max_tokens=40)
+        call_of(prompt, "speculative", {"drafter": "rsd_s", "length": "fixed"}, seed=i, temperature=0.8, max_tokens=40)
         for i, prompt in enumerate(random_prompts(6, 30, seed=9))
     ]
     whole = whole_pool(pair_folder, **ENGINE)

@@ -34,9 +34,10 @@ def test_every_part_of_the_registry_is_tried() -> None:
 
 
 def test_a_drafter_has_the_verifier_that_suits_what_it_makes() -> None:
-    assert TABLE["copyspec"].params == {"drafter": "copyspec", "verifier": "match"}
-    assert TABLE["rsd_s"].params == {"drafter": "rsd_s", "verifier": "rejection"}
-    assert TABLE["model_sequences"].params == {"drafter": "model_sequences", "verifier": "spectr"}
+    fixed = {"length": "fixed"}
+    assert TABLE["copyspec"].params == {"drafter": "copyspec", "verifier": "match", **fixed}
+    assert TABLE["rsd_s"].params == {"drafter": "rsd_s", "verifier": "rejection", **fixed}
+    assert TABLE["model_sequences"].params == {"drafter": "model_sequences", "verifier": "spectr", **fixed}
     assert TABLE["model_chain+rejection"].sampled_only
     assert "copyspec+rejection" not in TABLE
 
@@ -52,7 +53,7 @@ def test_what_is_promised_about_the_text_is_the_verifiers_promise() -> None:
 
 def test_who_chooses_how_much_to_draft_is_marked() -> None:
     chosen = {name for name, contender in TABLE.items() if contender.automatic}
-    assert {"model_chain+thompson", "ucb+smartspec", "exp3+smartspec"} <= chosen
+    assert {"default", "model_chain+thompson", "ucb+smartspec", "exp3+smartspec"} <= chosen
     # A policy that drafts a token at least chooses no more than how long a draft is.
     always = {f"model_chain+{name}" for name in ("svip", "confidence", "disco", "specdecpp")} | {"ucb", "exp3"}
     assert always <= set(TABLE)

@@ -12,6 +12,7 @@ import yaml
 from cli.main import app
 from decoding.methods.speculative import SpeculativeParams
 from decoding.model import Model
+from decoding.parts import PartChoice
 from engine.architectures import titles
 from scripts import write_tables
 from scripts.write_config_docs import PAGE, render
@@ -86,7 +87,7 @@ def test_pools_that_the_pages_recommend_speculate_only_where_it_pays() -> None:
     for default in found:
         params = get_method("speculative").parse(default.get("params", {}))
         assert isinstance(params, SpeculativeParams)
-        assert params.length.name == "smartspec"
+        assert params.chosen().length == PartChoice(name="smartspec")
 
 
 def test_the_page_on_methods_has_every_call_of_a_model_with_its_parameters() -> None:

@@ -22,6 +22,7 @@ from turnout.pool_stats import AuditStats
 from turnout.telemetry_config import AuditConfig, TelemetryConfig
 
 PROMPT = [65, 66, 67, 68, 69]
+DRAFTED = {"drafter": "model_chain", "length": "fixed"}
 
 
 class Opened:
@@ -106,7 +107,7 @@ async def test_a_planted_wrong_token_is_found_and_shown(opened: Opened, monkeypa
     right = await ask(pool, PROMPT, "plain", ignore_eos=True)
     assert (await settled(pool)).mismatches == 0
     monkeypatch.setattr(MatchVerifier, "judge", judge_carelessly)
-    call = replace(call_of(PROMPT, "speculative", ignore_eos=True), request_id="guilty")
+    call = replace(call_of(PROMPT, "speculative", DRAFTED, ignore_eos=True), request_id="guilty")
     wrong = [token.id for token in (await answer(pool, call)).tokens]
     assert wrong[:3] == right.ids[:3]
     assert wrong[3] == (right.ids[3] + 1) % 200
@@ -122,7 +123,7 @@ async def test_a_planted_wrong_token_is_found_and_shown(opened: Opened, monkeypa
 async def test_what_rounding_may_decide_is_a_tie(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = opened(tie_nats=1000.0)
     monkeypatch.setattr(MatchVerifier, "judge", judge_carelessly)
-    await ask(pool, PROMPT, "speculative", ignore_eos=True)
+    await ask(pool, PROMPT, "speculative", DRAFTED, ignore_eos=True)
     stats = await settled(pool)
     assert (stats.ties, stats.mismatches) == (1, 0)
 

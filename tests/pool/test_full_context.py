@@ -64,9 +64,9 @@ async def assert_drafted_to_the_end(pool: LocalPool, params: dict[str, Any], tem
     ("drafter", "temperature"), [*((each, 0.8) for each in TREES + OTHERS), ("model_tree", 0.0), ("model_chain", 0.0)]
 )
 async def test_a_drafted_answer_goes_on_to_the_last_place(full: LocalPool, drafter: str, temperature: float) -> None:
-    await assert_drafted_to_the_end(full, {"drafter": drafter_choice(drafter)}, temperature)
+    await assert_drafted_to_the_end(full, {"drafter": drafter_choice(drafter), "length": "fixed"}, temperature)
 
 
 @pytest.mark.parametrize("drafter", LAYER_SKIPPERS, ids=lambda each: each["name"])
 async def test_layers_are_tried_to_the_last_place(deep: LocalPool, drafter: dict[str, Any]) -> None:
-    await assert_drafted_to_the_end(deep, {"drafter": drafter}, 0.8)
+    await assert_drafted_to_the_end(deep, {"drafter": drafter, "length": "fixed"}, 0.8)

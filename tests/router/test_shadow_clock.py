@@ -58,8 +58,8 @@ def models() -> Any:
     ("method", "params"),
     [
         ("pearl", {}),
-        ("speculative", {"drafter": {"name": "model_chain"}}),
-        ("speculative", {"drafter": ["copyspec", "model_chain"], "select": "ucb"}),
+        ("speculative", {"drafter": {"name": "model_chain"}, "length": "fixed"}),
+        ("speculative", {"drafter": ["copyspec", "model_chain"], "length": "fixed", "select": "ucb"}),
     ],
 )
 async def test_a_round_takes_no_longer_because_others_were_served(

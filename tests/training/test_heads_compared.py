@@ -70,7 +70,7 @@ async def accepted(folder: Path, task: WindowTask, kind: str, **settings: Any) -
     """Texts, and in how many rounds so much was accepted, by depth: drafts of equal size and depth."""
     model = LawModel("large", LAW)
     save_head(folder, kind, task.head, model.digest, **settings)
-    params = {"drafter": kind, "draft_length": AHEAD, "nodes": 12}
+    params = {"drafter": kind, "length": "fixed", "draft_length": AHEAD, "nodes": 12}
     meter, texts = SpeculationMeter(), []
     for seed in range(8):
         seq = await answer(pool_of(model, folder), "speculative", params, [seed], seed, max_tokens=100)
