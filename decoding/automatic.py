@@ -92,7 +92,7 @@ class Roster:
         return not sits_out
 
     def close(self, tokens: int) -> None:
-        """Send those to rest that were not wanted in an answer of so many tokens; after short ones nothing is known."""
+        """Send those to rest that were not wanted in an answer of `tokens`; a short one tells nothing."""
         for arm in self.arms:
             if is_free(arm) or (tokens < LONGEST_REST and not arm.length.wanted_rounds):
                 continue

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     Field,
     PrivateAttr,
-    RootModel,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -27,6 +24,7 @@ from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
+from decoding.methods._arms import FIELD, MOST_ARMS, MOST_NODES, ArmParams, Places, Rounds, parsed
 from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
@@ -38,12 +36,6 @@ from turnout.errors import TurnoutError, invalid
 from turnout.registry import MethodParams, explain, load, method, names
 from turnout.types import Segment
 
-Form = TypeVar("Form", bound=BaseModel)
-
-FIELD = "method.params"
-MOST_NODES = 512
-MOST_ARMS = 16
-MOST_ROUNDS = 65_536
 # Parameters that a plain answer has none of.
 PARTS = ("drafter", "draft_length", "nodes", "length", "verifier", "select")
 NONE = PartChoice(name="none")
@@ -51,54 +43,6 @@ NONE = PartChoice(name="none")
 TIMED, UNTIMED = PartChoice(name="smartspec"), PartChoice(name="fixed")
 CHAIN = PartChoice(name="model_chain")
 FIRST, MOST_GOODPUT = PartChoice(name="first"), PartChoice(name="goodput")
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Fields of a request that give an arm's drafter, its length policy and its nodes: its own, or all arms'."""
-
-    drafter: str = f"{FIELD}.drafter"
-    length: str = f"{FIELD}.length"
-    nodes: str = f"{FIELD}.nodes"
-
-
-class ArmParams(MethodParams):
-    """One drafter, with its own length policy if it has one; "none" decodes plainly where its turn comes."""
-
-    drafter: PartChoice
-    length: PartChoice | None = None
-    nodes: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
-    _bare: bool = PrivateAttr(False)
-
-    @classmethod
-    def read(cls, value: Any, where: str) -> ArmParams:
-        """Read an entry of a list of drafters: all of these, or a drafter alone.
-
-        Raises:
-            TurnoutError: INVALID_ARGUMENT, naming a field that the request has, or could have.
-        """
-        # An arm has no name; some drafters have a drafter inside, as arms have.
-        if isinstance(value, ArmParams) or (isinstance(value, dict) and "name" not in value):
-            return parsed(cls, value, where)
-        arm = cls(drafter=parsed(PartChoice, value, where))
-        arm._bare = True
-        return arm
-
-    def places(self, own: str) -> Places:
-        """Where the request says what of an arm that stands there in its list."""
-        return Places(
-            own if self._bare else f"{own}.drafter",
-            f"{own if self.length else FIELD}.length",
-            f"{own if self.nodes else FIELD}.nodes",
-        )
-
-
-ArmOrStretch = Annotated[int, Field(ge=STRETCH, lt=MOST_ARMS)]
-DepthOrTokens = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
-
-
-class Rounds(RootModel[Annotated[tuple[tuple[ArmOrStretch, DepthOrTokens], ...], Field(max_length=MOST_ROUNDS)]]):
-    """Rounds of an answer: see `decoding.speculation.Choice`."""
 
 
 class SpeculativeParams(MethodParams):
@@ -215,12 +159,12 @@ class SpeculativeParams(MethodParams):
             greedy: whether no token of the answer is drawn.
         """
         timed = self.is_timed(greedy)
-        left = {"length": self.length or (TIMED if timed else UNTIMED), "select": self.select or FIRST}
+        left: dict[str, Any] = {"length": self.length or (TIMED if timed else UNTIMED), "select": self.select or FIRST}
         if self.drafter is None:
             left |= {"drafter": CHAIN}
         if self.is_automatic(greedy):
-            verifier = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
-            found = [each for each in offered(models) if each.find(DRAFTERS, FIELD).kinds & set(verifier.accepts)]
+            kinds = set(self._verifier.accepts)
+            found = [each for each in offered(models) if kinds & _drafter(each).kinds]
             if len(found) == 1:
                 left |= {"drafter": found[0]}
             elif found:
@@ -253,26 +197,18 @@ class SpeculativeParams(MethodParams):
         """True if the output law is the large model's: the verifier decides, unless there is nothing to verify."""
         if self._refused:
             return True
-        part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
-        return issubclass(part, Verifier) and part.lossless
+        return self._verifier.lossless
 
     @property
     def resumable(self) -> bool:
         """True if each token depends on those before it and the seed alone, and not on who drafted what when."""
+        return bool(self._refused) or self._verifier.resumable
+
+    @property
+    def _verifier(self) -> type[Verifier]:
         part = self.verifier.find(VERIFIERS, f"{FIELD}.verifier")
-        return bool(self._refused) or (issubclass(part, Verifier) and part.resumable)
-
-
-def parsed(form: type[Form], value: Any, where: str) -> Form:
-    """A value of a parameter, read.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT, naming the field and what is allowed.
-    """
-    try:
-        return form.model_validate(value)
-    except ValidationError as error:
-        raise explain(error, where, form) from None
+        assert issubclass(part, Verifier)
+        return part
 
 
 def make_parts(
@@ -301,8 +237,7 @@ def make_parts(
             continue
         alone = isinstance(params.drafter, PartChoice)
         places = Places() if alone else arm.places(f"{FIELD}.drafter.{place}")
-        part = arm.drafter.find(DRAFTERS, places.drafter)
-        assert issubclass(part, Drafter)
+        part = _drafter(arm.drafter, places.drafter)
         given = arm.drafter.parse(part, places.drafter)
         inside = part.inside(given, places.drafter)
         usual = arm.length or params.length
@@ -335,6 +270,12 @@ def checked_parts(
         arm.length.check_draft(models.by_role("small" if arm.drafter.runs_on == "small" else "large"))
     verifier.check(models)
     return arms, selector, verifier
+
+
+def _drafter(choice: PartChoice, where: str = FIELD) -> type[Drafter]:
+    part = choice.find(DRAFTERS, where)
+    assert issubclass(part, Drafter)
+    return part
 
 
 def _check_vocabulary(drafter: Drafter, models: ModelPool) -> None:
