@@ -167,7 +167,10 @@ async def test_what_a_pool_sets_for_its_method_holds_unless_a_request_says_other
         changed = (await ask(pool, PROMPT, method, {"window": 2})).usage.params
         assert (changed["threshold"], changed["window"]) == (3.0, 2)
     params = (await ask(pool, PROMPT, "speculative")).usage.params
-    assert (params["drafter"], params["length"], params["verifier"]) == ("model_chain", "fixed", "match")
+    assert [each["drafter"] for each in params["drafter"]] == ["copyspec", "model_chain"]
+    assert (params["length"], params["select"], params["verifier"]) == ("smartspec", "goodput", "match")
+    params = (await ask(pool, PROMPT, "speculative", {"drafter": "model_chain"})).usage.params
+    assert (params["drafter"], params["length"], params["select"]) == ("model_chain", "smartspec", "first")
 
 
 async def test_stop_strings_cut_the_text_and_end_the_answer(pool: LocalPool) -> None:

@@ -66,7 +66,7 @@ def test_text_appears_while_it_is_written(page: Page) -> None:
 
 
 def test_drafts_are_shown_with_what_became_of_them(page: Page) -> None:
-    choose(page, "A", "speculative", verifier="match")
+    choose(page, "A", "speculative", drafter="model_chain", length="fixed", verifier="match")
     ask(page, max_tokens="60", seed="3", temperature="1")
     wait_done(page)
     kinds = {kind for token in tokens(page) for kind in token["classes"].split() if kind.startswith("k-")}

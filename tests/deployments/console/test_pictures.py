@@ -40,7 +40,7 @@ def test_one_answer_in_light(page: Page, pictures: Path) -> None:
 def test_a_comparison_in_dark(page: Page, pictures: Path) -> None:
     page.emulate_media(color_scheme="dark")
     page.get_by_label("Compare two methods").check()
-    choose(page, "A", "speculative", verifier="match")
+    choose(page, "A", "speculative", drafter="model_chain", length="fixed", verifier="match")
     choose(page, "B", "entropy_adaptive", **EAD)
     ask(page, seed="3", temperature="1", max_tokens="100")
     wait_done(page, "A", "B")
