@@ -42,7 +42,11 @@ async def other(actors_config: TurnoutConfig) -> AsyncIterator[RemotePool]:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("plain", {}), ("speculative", {"draft_length": 3}), ("entropy_adaptive", {"threshold": 2.0, "min_stay": 2})],
+    [
+        ("plain", {}),
+        ("speculative", {"length": "fixed", "draft_length": 3}),
+        ("entropy_adaptive", {"threshold": 2.0, "min_stay": 2}),
+    ],
 )
 async def test_a_call_moves_with_its_caches(
     local: LocalPool, own_remote: RemotePool, other: RemotePool, name: str, params: dict[str, Any]

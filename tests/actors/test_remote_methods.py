@@ -28,6 +28,9 @@ LOSSLESS = ("match", "rejection")
 
 ARMS = [{"drafter": "model_chain"}, {"drafter": "copyspec"}, {"drafter": "medusa"}, {"drafter": "none"}]
 
+FIXED: dict[str, Any] = {"length": "fixed"}
+FIXED_HEADS: dict[str, Any] = {"drafter": "medusa", **FIXED}
+
 Case = tuple[str, dict[str, Any]]
 
 
@@ -40,12 +43,12 @@ def drafted() -> list[Case]:
         judges = [each for each in LOSSLESS if part.kinds & set(load(VERIFIERS, each, "").PART.accepts)]
         judges = judges or [next(v for v in names(VERIFIERS) if part.kinds & set(load(VERIFIERS, v, "").PART.accepts))]
         judges = judges if name == "model_chain" else judges[-1:]
-        cases += [("speculative", {"drafter": drafter, "verifier": judge}) for judge in judges]
+        cases += [("speculative", {"drafter": drafter, "length": "fixed", "verifier": judge}) for judge in judges]
     for name in names(LENGTHS):
         part = load(LENGTHS, name, "").PART
         if "artifact" not in part.Params.model_fields:
             cases.append(("speculative", {"length": name, "verifier": "match"}))
-    cases.append(("speculative", {"drafter": ARMS, "select": "first"}))
+    cases.append(("speculative", {"drafter": ARMS, "length": "fixed", "select": "first"}))
     return cases
 
 
@@ -58,12 +61,12 @@ OTHERS: list[Case] = [
     ("sentence_lead", {}),
     ("sentence_lead", {"lead_tokens": 2}),
     ("step_speculation", {**GRADED, "speculate": None}),
-    ("step_speculation", {**GRADED, "speculate": {}}),
+    ("step_speculation", {**GRADED, "speculate": {"length": "fixed"}}),
     ("best_of", {}),
     ("cascade", {"threshold": -2.0}),
     ("cascade", {"threshold": 1.0}),
     ("monitored", {"inner": "plain", "monitor": TRIM}),
-    ("monitored", {"inner": "speculative", "monitor": {**TRIM, "asks": "number"}}),
+    ("monitored", {"inner": {"name": "speculative", "length": "fixed"}, "monitor": {**TRIM, "asks": "number"}}),
     ("pearl", {"draft_length": 3}),
     ("pearl", {"draft_length": 3, "verifier": "rejection"}),
 ]
@@ -71,6 +74,7 @@ OTHERS: list[Case] = [
 
 # What they do besides the text depends on measured times, or on what runs beside what.
 RACY: list[Case] = [
+    ("speculative", {}),
     ("speculative", {"drafter": ARMS, "select": "ucb"}),
     ("speculative", {"drafter": ARMS, "select": "exp3"}),
     ("entropy_adaptive", {"window": 3, "min_stay": 2, "threshold": 2.0, "catch_up": "eager"}),
@@ -144,7 +148,7 @@ async def test_a_method_says_the_same_behind_the_wire(
 
 
 async def test_many_at_once_do_not_disturb_each_other(pools: tuple[LocalPool, RemotePool]) -> None:
-    cases = [("plain", {}), ("speculative", {}), OTHERS[2], ("best_of", {}), ("speculative", {"drafter": "medusa"})]
+    cases = [("plain", {}), ("speculative", FIXED), OTHERS[2], ("best_of", {}), ("speculative", FIXED_HEADS)]
     calls = [
         call_of(prompt, method, params, max_tokens=24, seed=seed, **(SAMPLED if seed % 2 else {}))
         for seed, prompt in enumerate(random_prompts(4, 30, seed=9))
@@ -165,11 +169,15 @@ async def test_several_answers_share_their_prompt(pools: tuple[LocalPool, Remote
 
 @pytest.mark.parametrize("method", ["plain", "speculative", "entropy_adaptive"])
 async def test_the_actor_stops_at_stop_strings_itself(pools: tuple[LocalPool, RemotePool], method: str) -> None:
-    whole, _ = [await ask(pool, [1, 2, 3], method, max_tokens=40, **SAMPLED) for pool in pools]  # type: ignore[arg-type]
+    params = FIXED if method == "speculative" else {}
+    whole, _ = [
+        await ask(pool, [1, 2, 3], method, params, max_tokens=40, **SAMPLED)  # type: ignore[arg-type]
+        for pool in pools
+    ]
     text = whole.text
     middle = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if text[at : at + 2].isascii())
     expected, got = [
-        await ask(pool, [1, 2, 3], method, max_tokens=40, stop=(middle,), **SAMPLED)  # type: ignore[arg-type]
+        await ask(pool, [1, 2, 3], method, params, max_tokens=40, stop=(middle,), **SAMPLED)  # type: ignore[arg-type]
         for pool in pools
     ]
     assert len(expected.ids) < len(whole.ids)

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CASES: list[Any] = [
     ("plain", {}),
-    ("speculative", {}),
+    ("speculative", {"length": "fixed"}),
     ("speculative", {"verifier": "rejection"}),
-    ("speculative", {"drafter": "medusa"}),
-    ("speculative", {"drafter": "lookahead"}),
+    ("speculative", {"drafter": "medusa", "length": "fixed"}),
+    ("speculative", {"drafter": "lookahead", "length": "fixed"}),
     OTHERS[2],
     ("best_of", {}),
     ("pearl", {"draft_length": 3, "verifier": "rejection"}),

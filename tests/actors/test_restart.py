@@ -35,7 +35,7 @@ SAMPLED = {"temperature": 0.9, "max_tokens": 64, "ignore_eos": True, "logit_bias
 METHODS: list[Any] = [
     ("plain", {}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
-    ("speculative", {}),
+    ("speculative", {"length": "fixed"}),
     ("plain", {"model": "small"}),
     ("best_of", {}),
 ]

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEMAS = 20
 CASES: list[tuple[str, dict[str, Any], int]] = [
     ("plain", {}, 1),
-    ("speculative", {}, 1),
+    ("speculative", {"length": "fixed"}, 1),
     ("plain", {}, 2),
-    ("speculative", {"drafter": "copyspec"}, 1),
+    ("speculative", {"drafter": "copyspec", "length": "fixed"}, 1),
 ]
 
 

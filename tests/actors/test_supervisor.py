@@ -27,7 +27,7 @@ SAMPLED = {"temperature": 0.9, "max_tokens": 48, "ignore_eos": True}
 METHODS: list[Any] = [
     ("plain", {}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
-    ("speculative", {}),
+    ("speculative", {"length": "fixed"}),
     ("best_of", {}),
 ]
 

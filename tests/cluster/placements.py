@@ -21,7 +21,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("pearl", {"verifier": "match"}),
     ("pearl", {"verifier": "match", "draft_length": 3}),
     ("pearl", {"verifier": "rejection", "draft_length": 3}),
-    ("speculative", {"verifier": "match", "drafter": "copyspec"}),
+    ("speculative", {"verifier": "match", "drafter": "copyspec", "length": "fixed"}),
     ("best_of", {}),
     ("step_speculation", {**STEPS, "rest": "large", "speculate": {}}),
     ("cascade", {"threshold": -2.0}),

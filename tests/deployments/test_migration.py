@@ -197,7 +197,7 @@ async def test_streams_move_between_served_replicas(server: RunningServer, confi
         await hand_over("nobody")  # from now on both have a store
         calls = [
             call_of(PROMPT, "plain", **ANSWER),
-            call_of(PROMPT, "speculative", {"draft_length": 3}, **ANSWER),
+            call_of(PROMPT, "speculative", {"length": "fixed", "draft_length": 3}, **ANSWER),
             call_of(PROMPT, "plain", n=2, **ANSWER),
         ]
         for call in calls:

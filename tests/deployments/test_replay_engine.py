@@ -19,7 +19,7 @@ from turnout.types import SamplingParams
 PROMPT = "Question: what is 3 + 4?\nAnswer:"
 METHODS: list[tuple[str | None, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
-    ("speculative", {"verifier": "match", "draft_length": 3}),
+    ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
     ("speculative", {"verifier": "rejection"}),
     ("entropy_adaptive", {"threshold": 0.3, "window": 2, "min_stay": 3}),
     ("random_switch", {"share": 0.5, "mean_run": 6.0, "min_stay": 2}),

@@ -63,7 +63,7 @@ MIXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         [
             ("plain", {"model": "large"}),
             ("plain", {"model": "small"}),
-            ("speculative", {"verifier": "match", "draft_length": 3}),
+            ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
             ("speculative", {"verifier": "rejection"}),
             ("entropy_adaptive", {"threshold": 0.3, "window": 2, "min_stay": 3}),
             ("entropy_adaptive", {"threshold": 0.3, "window": 1, "min_stay": 2, "effect": "current"}),

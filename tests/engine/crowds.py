@@ -14,7 +14,7 @@ from turnout.calls import GenerateCall
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
-    ("speculative", {"draft_length": 3}),
+    ("speculative", {"length": "fixed", "draft_length": 3}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
 ]
 

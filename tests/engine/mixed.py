@@ -13,8 +13,8 @@ SWITCH = {"window": 2, "min_stay": 3, "threshold": 2.0}
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
     ("plain", {"model": "small"}),
-    ("speculative", {"verifier": "match", "draft_length": 3}),
-    ("speculative", {"verifier": "rejection", "draft_length": 4}),
+    ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
+    ("speculative", {"verifier": "rejection", "length": "fixed", "draft_length": 4}),
     ("entropy_adaptive", SWITCH),
     ("entropy_adaptive", {**SWITCH, "catch_up": "shadow", "effect": "current"}),
     ("sentence_lead", {"lead_tokens": 3, "catch_up": "eager"}),

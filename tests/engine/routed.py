@@ -17,7 +17,7 @@ from turnout.config import RoutingConfig, TurnoutConfig
 PROMPT = [65, 66, 67, 68, 69]
 RULES = [
     {"when": {"prompt_tokens": {"min": 20}}, "method": {"name": "plain", "model": "large"}},
-    {"when": {"pattern": "spec"}, "method": {"name": "speculative", "draft_length": 3}},
+    {"when": {"pattern": "spec"}, "method": {"name": "speculative", "length": "fixed", "draft_length": 3}},
 ]
 STATIC = {"name": "static", "params": {"rules": RULES, "default": {"method": {"name": "plain", "model": "small"}}}}
 LARGE = {"name": "static", "params": {"default": {"method": "plain"}}}

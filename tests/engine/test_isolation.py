@@ -39,7 +39,7 @@ def plant(pool: LocalPool, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Seq
 
 
 @pytest.mark.parametrize(
-    ("method", "params"), [("plain", {}), ("speculative", {}), ("entropy_adaptive", {"window": 2})]
+    ("method", "params"), [("plain", {}), ("speculative", {"length": "fixed"}), ("entropy_adaptive", {"window": 2})]
 )
 async def test_only_the_guilty_fail(
     pool: LocalPool, monkeypatch: pytest.MonkeyPatch, method: str, params: dict[str, Any]

@@ -38,10 +38,10 @@ TINY = llama_config(60, hidden_size=32, intermediate_size=48, pad_token_id=0, eo
 SWITCH = {"window": 2, "min_stay": 3, "threshold": 2.0}
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
-    ("speculative", {"draft_length": 3}),
+    ("speculative", {"length": "fixed", "draft_length": 3}),
     ("entropy_adaptive", SWITCH),
     ("entropy_adaptive", {**SWITCH, "catch_up": "shadow"}),
-    ("speculative", {"draft_length": 4, "verifier": "rejection"}),
+    ("speculative", {"length": "fixed", "draft_length": 4, "verifier": "rejection"}),
     ("random_switch", {"share": 0.5, "mean_run": 4.0, "min_stay": 2, "catch_up": "eager"}),
 ]
 

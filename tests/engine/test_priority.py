@@ -23,7 +23,7 @@ from turnout.calls import GenerateCall
 TIMES = {"base": 4e-3, "per_token": 1e-4, "per_position": 1e-7, "per_sequence": 2e-4}
 METHODS = [
     ("plain", {"model": "large"}),
-    ("speculative", {"draft_length": 3}),
+    ("speculative", {"length": "fixed", "draft_length": 3}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
 ]
 

@@ -269,8 +269,8 @@ def test_a_store_whose_chunks_are_no_blocks_is_refused() -> None:
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
-    ("speculative", {"verifier": "match", "draft_length": 3}),
-    ("speculative", {"verifier": "rejection", "draft_length": 3}),
+    ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
+    ("speculative", {"verifier": "rejection", "length": "fixed", "draft_length": 3}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0, "catch_up": "shadow"}),
 ]

@@ -291,9 +291,9 @@ async def test_a_pair_answers_with_any_method(kind: str, tmp_path: Path) -> None
     prompt = [7, 8, 9, 10] * 6
     methods: list[tuple[str, dict[str, Any]]] = [
         ("plain", {}),
-        ("speculative", {}),
-        ("speculative", {"drafter": "token_recycling"}),
-        ("speculative", {"drafter": "lookahead"}),
+        ("speculative", {"length": "fixed"}),
+        ("speculative", {"drafter": "token_recycling", "length": "fixed"}),
+        ("speculative", {"drafter": "lookahead", "length": "fixed"}),
         ("random_switch", {"share": 0.5, "mean_run": 3.0, "min_stay": 2}),
     ]
     calls = [call_of(prompt, name, params, ignore_eos=True) for name, params in methods]

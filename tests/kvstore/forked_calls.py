@@ -20,9 +20,9 @@ from turnout.config import KVStoreConfig
 BLOCK, CHUNK = 8, 16
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {"model": "large"}),
-    ("speculative", {"verifier": "match", "draft_length": 3}),
+    ("speculative", {"verifier": "match", "length": "fixed", "draft_length": 3}),
     ("entropy_adaptive", {"window": 2, "min_stay": 3, "threshold": 2.0}),
-    ("speculative", {"verifier": "rejection", "draft_length": 3}),
+    ("speculative", {"verifier": "rejection", "length": "fixed", "draft_length": 3}),
     ("plain", {"model": "small"}),
 ]
 

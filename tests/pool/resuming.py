@@ -19,8 +19,8 @@ from turnout.errors import Code, Interrupted
 METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("plain", {}, True),
     ("plain", {"model": "small"}, True),
-    ("speculative", {"draft_length": 3}, True),
-    ("speculative", {"drafter": "input_copy", "draft_length": 4}, True),
+    ("speculative", {"length": "fixed", "draft_length": 3}, True),
+    ("speculative", {"drafter": "input_copy", "length": "fixed", "draft_length": 4}, True),
     ("speculative", {"drafter": ["model_chain", "none"], "select": "ucb"}, True),
     ("speculative", {"drafter": "input_copy", "length": "svip", "fallback": "plain"}, True),
     ("pearl", {}, True),

@@ -20,7 +20,7 @@ from turnout.types import SamplingParams
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
-    ("speculative", {}),
+    ("speculative", {"length": "fixed"}),
     ("entropy_adaptive", {"window": 2, "min_stay": 2, "threshold": 2.0, "catch_up": "shadow"}),
     ("sentence_lead", {"catch_up": "eager"}),
 ]

@@ -40,7 +40,14 @@ BAD_CALLS = [
     bad("method", Code.INVALID_ARGUMENT, "is one model", "hi", "speculative", model="large"),
     bad("method.params.depth", Code.INVALID_ARGUMENT, "unknown; allowed here: model", "hi", "plain", {"depth": 3}),
     bad("method.params.model", Code.INVALID_ARGUMENT, "'large' or 'small'", "hi", "plain", {"model": "huge"}),
-    bad("method.params.draft_length", Code.INVALID_ARGUMENT, "1", "hi", "speculative", {"draft_length": 0}),
+    bad(
+        "method.params.draft_length",
+        Code.INVALID_ARGUMENT,
+        "1",
+        "hi",
+        "speculative",
+        {"length": "fixed", "draft_length": 0},
+    ),
     bad("method.params.window", Code.INVALID_ARGUMENT, "1024", "hi", None, {"window": 10_000}),
     bad("method.params.threshold", Code.INVALID_ARGUMENT, "finite", "hi", None, {"threshold": float("nan")}),
     bad("prompt", Code.INVALID_ARGUMENT, "is empty", ""),
@@ -84,7 +91,9 @@ async def test_an_answer_fills_the_context_and_no_more(pool: LocalPool) -> None:
     reply = await ask(pool, [65] * 500, max_tokens=100, ignore_eos=True)
     assert len(reply.ids) == 12
     assert reply.reasons == [FinishReason.LENGTH]
-    drafted = await ask(pool, [65] * 500, "speculative", {"draft_length": 8}, max_tokens=100, ignore_eos=True)
+    drafted = await ask(
+        pool, [65] * 500, "speculative", {"length": "fixed", "draft_length": 8}, max_tokens=100, ignore_eos=True
+    )
     assert drafted.ids == reply.ids
 
 

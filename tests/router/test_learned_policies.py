@@ -168,11 +168,11 @@ async def test_sides_can_be_any_method_or_policy(tmp_path: Path):
         "learned",
         large_share=0.5,
         small={"policy": {"name": "adaptive_best_of", "average": 2}},
-        large={"method": {"name": "speculative", "draft_length": 4}},
+        large={"method": {"name": "speculative", "length": "fixed", "draft_length": 4}},
     )
     router.check(models)
     low, high = [await router.decide(asked(last), models) for last in (1, 8)]
-    assert (high.method, high.params) == ("speculative", {"draft_length": 4})
+    assert (high.method, high.params) == ("speculative", {"length": "fixed", "draft_length": 4})
     assert (low.method, low.policy) == ("best_of", "learned/adaptive_best_of")
     assert {"gain", "p_small", "samples"} <= set(low.scores)
 
