@@ -15,7 +15,7 @@ from turnout.errors import TurnoutError
 
 # Of each group the first that the pool can run: a copy costs nothing, a draft model gains most, and trained heads are
 # there because they are meant to be used. No more of them, for each costs a little where it never drafts.
-GROUPS = (("copyspec",), ("model_chain",), ("medusa", "redrafter", "eesd", "kangaroo"))
+GROUPS = (("copyspec",), ("model_chain", "text_chain"), ("medusa", "redrafter", "eesd", "kangaroo"))
 LONGEST_REST = 31  # answers
 
 
@@ -38,8 +38,11 @@ def _can_run(name: str, models: ModelPool) -> bool:
     if artifact is not None and artifact not in models.artifacts.names:
         return False
     drafter = choice.make(DRAFTERS, "drafter")
-    if drafter.runs_on == "small" and models.small.num_parameters >= models.large.num_parameters:
-        return False
+    if drafter.runs_on == "small":
+        small, large = models.small, models.large
+        apart = models.vocabularies.differs(small.name) and not drafter.across_vocabularies
+        if apart or small.num_parameters >= large.num_parameters:
+            return False
     try:
         drafter.check(models)
     except TurnoutError:  # made for other models

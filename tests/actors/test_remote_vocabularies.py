@@ -19,10 +19,10 @@ from turnout.config import PoolConfig, TurnoutConfig
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"drafter": "text_chain"}, {}),
-    ({"drafter": "shared_vocabulary", "verifier": "match"}, {"temperature": 0.8}),
+    ({"drafter": "text_chain", "length": "fixed"}, {}),
+    ({"drafter": "shared_vocabulary", "length": "fixed", "verifier": "match"}, {"temperature": 0.8}),
     ({"drafter": "shared_vocabulary", "verifier": "rejection", "length": "svip"}, {"temperature": 0.8}),
-    ({"drafter": ["text_chain", "shared_vocabulary"], "verifier": "match"}, {"stop": ("ZZ", "je")}),
+    ({"drafter": ["text_chain", "shared_vocabulary"], "length": "fixed", "verifier": "match"}, {"stop": ("ZZ", "je")}),
 ]
 
 

@@ -22,7 +22,7 @@ from turnout.structure import Structure
 
 DRAFTERS = ("text_chain", "shared_vocabulary")
 TEXTS = ["The sea, the shore: here they rest.", "naïve café", "日本の首都", "Привет, мир", "मौसम कैसा है", "مرحبا"]
-SPEC = {"drafter": "text_chain", "draft_length": 4}
+SPEC = {"drafter": "text_chain", "length": "fixed", "draft_length": 4}
 
 
 def config_of(folder: Path, default: dict[str, Any] | None = None, **engine: int) -> TurnoutConfig:
@@ -56,7 +56,7 @@ async def test_the_answer_is_the_large_models(mixed: LocalPool, temperature: flo
     plain = await ask_all(mixed, [call_of(each, seed=n, **sampling) for n, each in enumerate(prompts)])
     beside = [call_of(each, seed=n, **sampling) for n, each in enumerate(prompts[:3])]
     calls = [
-        call_of(each, "speculative", {"drafter": drafter, "draft_length": 4}, seed=n, **sampling)
+        call_of(each, "speculative", {"drafter": drafter, "length": "fixed", "draft_length": 4}, seed=n, **sampling)
         for drafter in DRAFTERS
         for n, each in enumerate(prompts)
     ]
@@ -68,7 +68,7 @@ async def test_the_answer_is_the_large_models(mixed: LocalPool, temperature: flo
 
 
 async def test_a_verifier_of_drawn_candidates(mixed: LocalPool) -> None:
-    spec = {"drafter": "shared_vocabulary", "verifier": "rejection"}
+    spec = {"drafter": "shared_vocabulary", "length": "fixed", "verifier": "rejection"}
     greedy = await ask(mixed, TEXTS[0])
     assert (await ask(mixed, TEXTS[0], "speculative", spec)).ids == greedy.ids
     drawn = await ask(mixed, TEXTS[0], "speculative", spec, temperature=0.7, seed=3)
@@ -88,7 +88,9 @@ async def test_stop_strings_structures_and_penalties(mixed: LocalPool) -> None:
     for option in options:
         plain = await ask(mixed, TEXTS[0], max_tokens=24, **option)
         for drafter in DRAFTERS:
-            reply = await ask(mixed, TEXTS[0], "speculative", {"drafter": drafter}, max_tokens=24, **option)
+            reply = await ask(
+                mixed, TEXTS[0], "speculative", {"drafter": drafter, "length": "fixed"}, max_tokens=24, **option
+            )
             assert (reply.ids, reply.text, reply.reasons) == (plain.ids, plain.text, plain.reasons), option
 
 
@@ -139,7 +141,7 @@ async def test_no_room_in_memory_and_cancellation_leave_nothing(foreign: Path) -
     plain = [(await answer(loaded, call_of(each, max_tokens=12))).ids for each in prompts]
     kinds = [DRAFTERS[n % 2] for n in range(len(prompts))]
     calls = [
-        call_of(each, "speculative", {"drafter": drafter, "draft_length": 3}, max_tokens=12)
+        call_of(each, "speculative", {"drafter": drafter, "length": "fixed", "draft_length": 3}, max_tokens=12)
         for each, drafter in zip(prompts, kinds, strict=True)
     ]
     assert [each.ids for each in await ask_all(loaded, calls)] == plain
@@ -168,7 +170,7 @@ async def test_a_shorter_context_ends_the_drafts_and_not_the_answer(foreign: Pat
     assert large.max_length == large.engines["large"].max_length > 40
     for drafter in DRAFTERS:
         plain = await ask(large, TEXTS[0], max_tokens=60)
-        reply = await ask(large, TEXTS[0], "speculative", {"drafter": drafter}, max_tokens=60)
+        reply = await ask(large, TEXTS[0], "speculative", {"drafter": drafter, "length": "fixed"}, max_tokens=60)
         assert reply.ids == plain.ids
         assert 0 < reply.usage.speculation.drafted_at[0] <= 10  # rounds with a draft
     await large.close()
@@ -194,6 +196,8 @@ async def test_what_needs_one_vocabulary_is_refused_by_name(mixed: LocalPool) ->
         await mixed.score(ScoreCall("r", "small", "a", ("b",)))
     # What does not ask the small model runs as ever.
     assert (await ask(mixed, "here", "speculative", {"drafter": "copyspec"})).ids == (await ask(mixed, "here")).ids
+    automatic = await answer(mixed, call_of("here", "speculative", {}))
+    assert automatic.ids == (await ask(mixed, "here")).ids
 
 
 async def test_models_say_so(mixed: LocalPool) -> None:

@@ -155,7 +155,7 @@ def reciting(vocabulary: TextVocabulary, text: str) -> Callable[[list[int]], tor
 async def speculate(small: TableModel, large: TableModel, made: Vocabularies, drafter: object, seq: Sequence) -> None:
     info, pool = get_method("speculative"), pair(small, large)
     pool.vocabularies = made
-    params = info.parse({"drafter": drafter, "draft_length": 4})
+    params = info.parse({"drafter": drafter, "length": "fixed", "draft_length": 4})
     async for _ in info.run(Request("r", seq), pool, params):
         pass
     for model in (small, large):
