@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import train_codecs, train_judges, train_lengths, train_router
+from cli import train_codecs, train_draft, train_judges, train_lengths, train_router
 from cli.artifact_output import keep
-from cli.ask import read_config
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact
-from turnout.errors import not_found
+from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, configured_model
 
 if TYPE_CHECKING:
     from training.head_runs import Plan, Trained
@@ -29,6 +27,7 @@ train_lengths.register(app)
 train_router.register(app)
 train_judges.register(app)
 train_codecs.register(app)
+train_draft.register(app)
 
 ModelName = Annotated[
     str,
@@ -80,7 +79,7 @@ def medusa(
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
     recipe = MedusaRecipe(soft, heads=heads, blocks=blocks, own_matrices=own_matrices)
-    _run(recipe, _settings(model, config), out, asked, schedule, as_json)
+    _run(recipe, configured_model(model, config), out, asked, schedule, as_json)
 
 
 @app.command()
@@ -106,7 +105,14 @@ def redrafter(
 
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(ReDrafterRecipe(soft, ahead=ahead, blocks=blocks), _settings(model, config), out, asked, schedule, as_json)
+    _run(
+        ReDrafterRecipe(soft, ahead=ahead, blocks=blocks),
+        configured_model(model, config),
+        out,
+        asked,
+        schedule,
+        as_json,
+    )
 
 
 @app.command()
@@ -131,7 +137,7 @@ def kangaroo(
 
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(KangarooRecipe(exit_layer, hard), _settings(model, config), out, asked, schedule, as_json)
+    _run(KangarooRecipe(exit_layer, hard), configured_model(model, config), out, asked, schedule, as_json)
 
 
 @app.command()
@@ -156,23 +162,7 @@ def eesd(
 
     schedule = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
     asked = (prompts, count, {"temperature": temperature, "max_tokens": max_tokens})
-    _run(EesdRecipe(exit_layer, hard), _settings(model, config), out, asked, schedule, as_json)
-
-
-def _settings(model: str, config: Path | None) -> tuple[ModelConfig, TurnoutConfig]:
-    """The model that `--model` means, with the configuration around it."""
-    from turnout.config import ModelConfig
-    from turnout.model_location import LocalFiles, parse_location
-
-    settings = read_config(config)
-    pool = next(iter(settings.pools.values()))
-    name = pool.roles.get(model, model)
-    if name in settings.models:
-        return settings.models[name], settings
-    location = parse_location(model)
-    if not isinstance(location, LocalFiles) or location.path.exists():
-        return ModelConfig(path=model), settings
-    raise not_found("model", model, [*pool.roles, *settings.models, "a path as of models.NAME.path"])
+    _run(EesdRecipe(exit_layer, hard), configured_model(model, config), out, asked, schedule, as_json)
 
 
 def _run(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.ask import read_config
 from cli.output_paths import check_out
-from turnout.errors import invalid
+from turnout.errors import invalid, not_found
+
+if TYPE_CHECKING:
+    from turnout.config import ModelConfig, TurnoutConfig
 
 SUFFIX = ".safetensors"
 
@@ -36,3 +40,23 @@ def check_artifact(path: Path) -> None:
     if path.suffix != SUFFIX:
         raise invalid("out", f"must end in {SUFFIX}, got {path.name!r}")
     check_out(path)
+
+
+def configured_model(model: str, config: Path | None) -> tuple[ModelConfig, TurnoutConfig]:
+    """Find the model that `--model` means, with the configuration around it.
+
+    Raises:
+        TurnoutError: NOT_FOUND: no role, model or folder of that name; the configuration is refused.
+    """
+    from turnout.config import ModelConfig
+    from turnout.model_location import LocalFiles, parse_location
+
+    settings = read_config(config)
+    pool = next(iter(settings.pools.values()))
+    name = pool.roles.get(model, model)
+    if name in settings.models:
+        return settings.models[name], settings
+    location = parse_location(model)
+    if not isinstance(location, LocalFiles) or location.path.exists():
+        return ModelConfig(path=model), settings
+    raise not_found("model", model, [*pool.roles, *settings.models, "a path as of models.NAME.path"])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
+
+from turnout.atomic_files import write_whole
+from turnout.errors import invalid
+
+FILE = "draft_vocabulary.json"  # in a checkpoint's folder: the ids that the model drafts
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,6 +28,43 @@ class SubVocabulary:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def below(self, vocab_size: int) -> SubVocabulary:
+        """Return those of a model that has `vocab_size` ids."""
+        return self if self.ids[-1] < vocab_size else SubVocabulary(self.ids[self.ids < vocab_size])
+
+    def save(self, folder: Path) -> None:
+        """Write the ids next to a checkpoint: the model then drafts from them alone (paper #189, VocabTrim).
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        write_whole(folder / FILE, json.dumps({"format": 1, "ids": self.ids.tolist()}).encode())
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int, field: str) -> SubVocabulary | None:
+        """Read what `save` wrote; None: the folder has no such file.
+
+        Args:
+            folder: of the checkpoint.
+            vocab_size: ids that the model has.
+            field: the model's place in the configuration, for messages.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT for `field`: it holds anything but rising ids of the model.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            return None
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8"))["ids"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise invalid(field, f"{path} has no token ids; remove it, or train the draft again") from None
+        listed = isinstance(ids, list) and all(type(each) is int for each in ids)
+        found = torch.tensor(ids if listed else [], dtype=torch.int64)
+        if not len(found) or found[0] < 0 or found[-1] >= vocab_size or (found.diff() <= 0).any():
+            raise invalid(field, f"{path} must list rising ids from 0 to {vocab_size - 1}")
+        return cls(found)
 
 
 class Vocabulary(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from decoding.artifacts import weights_digest
+from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_named
 from engine.attention.step import NAME
 from engine.backends.base import Kernels, choose_backend
@@ -31,6 +32,7 @@ class Checkpoint:
         max_length: tokens its positions allow.
         digest: names configuration and weights.
         notes: findings of loading, for the operator.
+        draft_vocabulary: the ids that it drafts, if its folder names any; None: all.
     """
 
     plan: LoadedModel
@@ -41,6 +43,7 @@ class Checkpoint:
     max_length: int
     digest: str
     notes: list[str] = field(default_factory=list)
+    draft_vocabulary: SubVocabulary | None = None
 
 
 def load_checkpoint(
@@ -69,6 +72,7 @@ def load_checkpoint(
         model, notes = read_model(path, dtype, field)
     checkpoint = prepare(model.to(device), kernels, shared_attention)
     checkpoint.notes[:0] = notes
+    checkpoint.draft_vocabulary = SubVocabulary.load(path, checkpoint.vocab_size, field)
     return checkpoint
 
 

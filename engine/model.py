@@ -61,6 +61,7 @@ class EngineModel(PoolMember):
 
     Attributes:
         notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
+        draft_vocabulary: the ids that drafters may propose with this model; None: all.
     """
 
     runs_here = True
@@ -74,6 +75,8 @@ class EngineModel(PoolMember):
         self.num_parameters = checkpoint.num_parameters
         self.vocab_size = checkpoint.vocab_size
         self.digest = checkpoint.digest
+        kept = checkpoint.draft_vocabulary
+        self.draft_vocabulary = None if kept is None else kept.below(checkpoint.vocab_size)
         self.num_layers = plan.num_layers
         self.stores = Stores()
         slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)

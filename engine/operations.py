@@ -6,9 +6,22 @@ from typing import TYPE_CHECKING
 
 from decoding.block import Block
 from decoding.decode_loop import DecodeLoop
+from decoding.drafters.vocab_trim import TrimmedModel
 from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
-from decoding.operations import Choose, Decode, Expand, Extend, Handlers, PartialForward, PrefillAhead, Read, Verify
+from decoding.operations import (
+    Choose,
+    Decode,
+    Expand,
+    Extend,
+    Handlers,
+    PartialForward,
+    PrefillAhead,
+    Propose,
+    Proposed,
+    Read,
+    Verify,
+)
 from decoding.partial_forward import Exit
 from decoding.read_spec import Decoded
 from decoding.sequence import Sequence
@@ -67,6 +80,13 @@ async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Readout]:
 @HANDLERS.of(Choose)
 async def _choose(model: EngineModel, seq: Sequence, op: Choose) -> list[Readout]:
     return await model.choices.read(op.logits, op.histories(seq, model.vocab_size), op.want)
+
+
+@HANDLERS.of(Propose)
+async def _propose(model: EngineModel, seq: Sequence, op: Propose) -> Proposed:
+    """Ask the drafter; a draft model with a vocabulary for drafts is read over it alone."""
+    kept = model.draft_vocabulary
+    return await op.run(model if kept is None else TrimmedModel(model, model.stores, kept), seq)
 
 
 @HANDLERS.of(Verify)

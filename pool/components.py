@@ -16,6 +16,7 @@ from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.drafts import find_draft
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.model_fetching import revision_of
 from turnout.pool_config import SMALL
@@ -80,6 +81,9 @@ def open_parts(name: str, config: TurnoutConfig) -> Parts:
         notes.append(
             f"{pool.large} has no chat template, so that conversations are refused; plain prompts are answered"
         )
+    if pool.draft is not None:  # it stays where no draft was found
+        found, reason = find_draft(folder, f"models.{pool.large}")
+        notes.append(reason or f"no draft model is used: the one in {found} was not there when the file was read")
     foreign: dict[str, TextTokenizer] = {}
     for member in pool.members:
         if member != pool.large:

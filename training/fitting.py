@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import nn
@@ -40,8 +41,17 @@ class Schedule:
     clip: float | None = 0.5
     seed: int = 0
 
-    def lr_at(self, step: int) -> float:
-        """Learning rate of a step counted from 0."""
+    def ends(self, step: int, elapsed_s: float) -> bool:
+        """Return whether no step is left.
+
+        Args:
+            step: steps done.
+            elapsed_s: time that they took.
+        """
+        return step >= self.steps
+
+    def lr_at(self, step: int, elapsed_s: float = 0.0) -> float:
+        """Learning rate of a step counted from 0; arguments as of `ends`."""
         rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
         fall = 0.5 * (1.0 + math.cos(math.pi * step / self.steps)) if self.falls else 1.0
         return self.learning_rate * rise * fall
@@ -49,6 +59,29 @@ class Schedule:
     def batches_in(self, count: int) -> int:
         """Number of whole batches in a pass over the examples, at least one."""
         return max(1, count // self.batch_size)
+
+
+@dataclass(frozen=True)
+class TimedSchedule(Schedule):
+    """Schedule of a time budget: the rate falls with the time spent, and the last step is the one that spends it.
+
+    A run with it is resumed, but not repeated bit for bit.
+
+    Attributes:
+        seconds: of all steps together, interrupted ones included from their last checkpoint on.
+    """
+
+    seconds: float = 60.0
+
+    def ends(self, step: int, elapsed_s: float) -> bool:
+        """See `Schedule.ends`; there is always one step."""
+        return step > 0 and elapsed_s >= self.seconds
+
+    def lr_at(self, step: int, elapsed_s: float = 0.0) -> float:
+        """See `Schedule.lr_at`."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, elapsed_s / self.seconds))) if self.falls else 1.0
+        return self.learning_rate * rise * fall
 
 
 def fit(
@@ -87,9 +120,10 @@ def fit(
         progress = stored.progress
     order = _Order(count, schedule.batch_size, schedule.seed)
     recent: list[float] = []
-    while progress.step < schedule.steps:
+    while not schedule.ends(progress.step, progress.elapsed_s):
+        started = perf_counter()
         for group in optimiser.param_groups:
-            group["lr"] = schedule.lr_at(progress.step)
+            group["lr"] = schedule.lr_at(progress.step, progress.elapsed_s)
         value = loss(order.batch(progress.step))
         if not math.isfinite(value.item()):
             at = f"the loss of step {progress.step + 1} is not finite"
@@ -101,7 +135,8 @@ def fit(
         optimiser.step()
         recent.append(value.item())
         progress.step += 1
-        if progress.step % save_every == 0 or progress.step == schedule.steps:
+        progress.elapsed_s += perf_counter() - started
+        if progress.step % save_every == 0 or schedule.ends(progress.step, progress.elapsed_s):
             progress.history.append({"loss": sum(recent) / len(recent)})
             recent = []
             if checkpoint is not None:

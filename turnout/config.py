@@ -12,11 +12,13 @@ from turnout.access_config import AccessConfig
 from turnout.batches_config import BatchesConfig
 from turnout.checkpoint_files import check_present
 from turnout.console_config import ConsoleConfig
+from turnout.drafts import find_draft
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.model_fetching import fetch_model, find_model, pin_model
 from turnout.model_location import LocalFiles, parse_location
+from turnout.pool_config import SMALL
 from turnout.pool_config import MethodChoice as MethodChoice
 from turnout.pool_config import PolicyChoice as PolicyChoice
 from turnout.pool_config import PoolConfig as PoolConfig
@@ -234,9 +236,35 @@ def load_config(path: Path) -> TurnoutConfig:
     Raises:
         TurnoutError: names the first field at fault and what is allowed there.
     """
-    config = parse_config(read_yaml(path))
+    config = with_drafts(parse_config(read_yaml(path)))
     check_resources(config)
     return config
+
+
+def with_drafts(config: TurnoutConfig) -> TurnoutConfig:
+    """Give each pool with `draft: auto` the draft of its large model, as a model LARGE-draft and its small one.
+
+    Where none is found the pool stays as it is: its large model is then the small one as well. A pool's components say
+    why in a note. The folder found here is the draft's path wherever the pool runs.
+    """
+    models, pools = dict(config.models), dict(config.pools)
+    for name, pool in config.pools.items():
+        if pool.draft is None:
+            continue
+        target = config.models[pool.large]
+        place = f"models.{pool.large}"
+        here = find_model(target.path, f"{place}.path").path  # nothing is downloaded to read a file
+        folder = None if here is None else find_draft(here, place)[0]
+        if folder is None:
+            continue
+        draft = f"{pool.large}-draft"
+        while draft in pools or (draft in models and models[draft].path != str(folder)):
+            draft += "-"
+        kept = {"dtype": target.dtype, "device": target.device, "max_length": target.max_length}
+        models[draft] = ModelConfig(path=str(folder), **kept)
+        settings = pool.model_dump(exclude_unset=True, exclude={"draft"})
+        pools[name] = PoolConfig.model_validate({**settings, "large": pool.large, SMALL: draft})
+    return config.model_copy(update={"models": models, "pools": pools})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -127,6 +127,13 @@ class PoolConfig(Section):
         dict[RoleName, str],
         Field(description="names of models by role, such as judge; small and large may stand here instead"),
     ] = {}
+    draft: Annotated[
+        Literal["auto"] | None,
+        Field(
+            description="auto: the draft model that `turnout train draft` made for the large model is the small one;"
+            " where there is none, the large model alone, with a note; absent: small says"
+        ),
+    ] = None
     default: Annotated[MethodChoice, Field(description="method used when a request names none")] = MethodChoice(
         name="entropy_adaptive"
     )
@@ -180,6 +187,8 @@ class PoolConfig(Section):
             name = self.models.get(role, "")
             if name and given.setdefault(role, name) != name:
                 raise FieldError(f"models.{role}", f"is {name!r}, and {role} is {given[role]!r}: name one of them")
+        if self.draft is not None and SMALL in given:
+            raise FieldError("draft", f"is the small model, and {SMALL} is {given[SMALL]!r}: name one of them")
         if not given:
             raise FieldError(LARGE, "required: a pool has at least a large model (large: NAME, or models.large: NAME)")
         alone = next(iter(given.values()))

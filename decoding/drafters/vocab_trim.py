@@ -108,7 +108,7 @@ class TrimmedModel(WrappedModel):
 
     async def do(self, seq: Sequence, op: Operation[R]) -> R:
         """See `decoding.model.Model.do`."""
-        if isinstance(op, Extend | Expand | PartialForward | Read):
+        if isinstance(op, Extend | Expand | PartialForward | Read) and op.want.among is None:
             trimmed = replace(op, want=replace(op.want, among=self._kept))
             return cast(R, await self.inner.do(seq, trimmed))
         return await self.inner.do(seq, op)
