@@ -221,7 +221,7 @@ async def test_a_killed_run_continues_to_the_same_draft(
     class KilledError(Exception):
         pass
 
-    for stage in ("answering", "choosing layers", "distillation"):
+    for stage in ("answering", "distillation"):
         target = load_tiny(folder)
 
         def kill(what: str, done: int, total: int, stage: str = stage) -> None:
@@ -250,27 +250,24 @@ async def test_a_run_folder_belongs_to_one_plan(folder: Path, everything: dict[s
     await target.close()
 
 
-async def test_a_damaged_shard_is_answered_again(folder: Path, tmp_path: Path) -> None:
+async def test_shards_are_kept_with_the_time_they_took_and_damaged_ones_answered_again(
+    folder: Path, tmp_path: Path
+) -> None:
     target, plan = load_tiny(folder), tiny_plan()
-    source = target.source(plan.questions.heldout, GREEDY, 0)
-    first = await collect(target.model, [source], tmp_path)
-    [shard] = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
-    shard.write_bytes(shard.read_bytes()[:-7])
-    again = await collect(target.model, [source], tmp_path)
-    await target.close()
-    assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.best, first.tokens)
-    assert TargetAnswers.load(shard) is not None
-
-
-async def test_time_ends_the_answers_after_a_shard(folder: Path, tmp_path: Path) -> None:
-    target, plan = load_tiny(folder), tiny_plan()
-    sources = [target.source(plan.questions.heldout, GREEDY, seed) for seed in range(3)]
+    short = GREEDY.model_copy(update={"max_tokens": 4})
+    sources = [target.source(plan.questions.heldout, short, seed) for seed in range(3)]
     whole = await collect(target.model, sources, tmp_path)
     assert len(whole) == 24
+    assert torch.equal(whole.best, whole.tokens)
     some = await collect(target.model, sources, tmp_path, seconds=float(whole.seconds[:2].sum()))
-    assert len(some) == 16  # kept shards count with the time they took
+    assert len(some) == 16  # time ends the answers after a shard
+    files = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
+    assert len(files) == 3
+    files[0].write_bytes(files[0].read_bytes()[:-7])
+    again = await collect(target.model, sources, tmp_path)
     await target.close()
+    assert torch.equal(again.tokens, whole.tokens)
+    assert TargetAnswers.load(files[0]) is not None
 
 
 def test_places_that_predict_an_answer() -> None:

@@ -13,8 +13,8 @@ from training.draft.answers import TargetAnswers
 from training.draft.lessons import LessonBatch, batches_of
 from training.draft.student import Student, layer_list
 
-SHORTLIST = 4  # layers whose removal is tried at each step: those that change the hidden states least
-CALIBRATION_TOKENS = 384
+SHORTLIST = 3  # layers whose removal is tried at each step: those that change the hidden states least
+CALIBRATION_TOKENS = 256
 
 
 @torch.inference_mode()

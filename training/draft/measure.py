@@ -14,7 +14,7 @@ import torch
 from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.model import ModelPool, Request
+from decoding.model import Model, ModelPool, Request
 from decoding.sequence import Sequence
 from decoding.vocabulary import SubVocabulary
 from engine.loading import prepare
@@ -24,7 +24,7 @@ from training.length_data import Source
 from turnout.config import EngineConfig, ModelConfig
 from turnout.cost import SpeculationMeter
 from turnout.registry import get_method
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Sharing
 
 DRAFT_CACHE_BYTES = 64 << 20
 CONTEXT = 128  # tokens before the forwards that are timed
@@ -70,7 +70,7 @@ class DraftEngine:
         checkpoint.draft_vocabulary = SubVocabulary(kept)
         settings = ModelConfig(path="draft", kv_memory_bytes=DRAFT_CACHE_BYTES)
         self.model = EngineModel("draft", checkpoint, settings, engine, target.model.batcher.device)
-        models = {"large": target.model, "draft": self.model}
+        models: dict[str, Model] = {"large": target.model, "draft": self.model}
         self._pool = ModelPool(models, {"small": "draft", "large": "large"}, target.tokenizer)
 
     async def close(self) -> None:
@@ -98,14 +98,18 @@ class DraftEngine:
         for index in chosen:
             for name, params in ways.items():  # in turn, so that a change of the machine's load meets all
                 started = perf_counter()
-                seq = await self._speculate(source, index, params)
+                seq = await self._speculate(source, index, params, Sharing.private(f"{name} {index}"))
                 seconds[name] += perf_counter() - started
                 tokens[name] += len(seq.generated)
         return {name: tokens[name] / seconds[name] for name in ways}
 
-    async def _speculate(self, source: Source, index: int, params: dict[str, Any] | None) -> Sequence:
-        """Answer one prompt; None: plainly."""
+    async def _speculate(
+        self, source: Source, index: int, params: dict[str, Any] | None, sharing: Sharing | None = None
+    ) -> Sequence:
+        """Answer one prompt, for `params` None plainly; `sharing` says which cached prompts it may use."""
         seq = source.sequence(index)
+        if sharing is not None:
+            seq.sharing = sharing
         try:
             if params is None:
                 await self._target.model.decode(seq)

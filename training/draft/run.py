@@ -27,6 +27,7 @@ from training.head_runs import Advance, Target
 from training.length_predictors import claim
 from turnout.atomic_files import write_whole
 from turnout.config import EngineConfig
+from turnout.errors import invalid
 
 SAVE_EVERY = 50  # steps
 WALL_CLOCK_PROMPTS = 6
@@ -73,7 +74,9 @@ class DraftRun:
         plan = self._plan
         answers, unseen = await self._answers()
         plain = AutoModelForCausalLM.from_pretrained(self._target.folder, dtype=torch.float32, local_files_only=True)
-        sizes, vocab = Sizes.of(plain), plain.config.vocab_size
+        sizes, vocab, count = Sizes.of(plain), plain.config.vocab_size, plain.config.num_hidden_layers
+        if plan.layers is not None and plan.layers > count:
+            raise invalid("layers", f"must be at most {count}, the target's, got {plan.layers}")
         text = None if plan.text is None else text_rows(plan.text, self._target.tokenizer)
         counted = text if text is not None and plan.count_text else answers
         order = frequency_order(counted, vocab, frozenset(self._target.tokenizer.eos_ids))
@@ -219,7 +222,8 @@ class DraftRun:
                 await draft.close()
                 self._advance(f"measuring {name}", 1, 1)
 
-        return await self._once(f"acceptance-{name}", measure)
+        found: dict[str, Any] = await self._once(f"acceptance-{name}", measure)
+        return found
 
     async def _finish(
         self, student: Student, order: torch.Tensor, sizes: Sizes, unseen: TargetAnswers

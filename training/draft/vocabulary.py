@@ -108,7 +108,7 @@ def sweep(
     ends = torch.tensor(sizes) - 1
     for batch in batches_of(answers, 2048):
         states = everything.states(batch.rows).flatten(0, 1)[batch.places]
-        for part, targets in zip(states.split(256), batch.targets.split(256), strict=True):
+        for part, targets in zip(torch.split(states, 256), torch.split(batch.targets, 256), strict=True):
             logits = everything.logits(part)
             best[:, targets] = order[logits.cummax(-1).indices[:, ends].T]
     rank = torch.empty_like(order)
