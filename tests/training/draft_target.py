@@ -52,5 +52,5 @@ def questions() -> Questions:
 
 def tiny_plan(**changed: Any) -> DraftPlan:
     """Two layers, short answers, a few steps."""
-    values = {"layers": 2, "steps": 40, "temperatures": (1.0,), "max_tokens": 24, "learning_rate": 1e-2}
+    values = {"layers": 2, "steps": 40, "temperatures": (1.0,), "max_tokens": 16, "learning_rate": 1e-2}
     return DraftPlan(questions(), **{**values, **changed})
