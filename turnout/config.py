@@ -12,7 +12,7 @@ from turnout.access_config import AccessConfig
 from turnout.batches_config import BatchesConfig
 from turnout.checkpoint_files import check_present
 from turnout.console_config import ConsoleConfig
-from turnout.drafts import find_draft
+from turnout.drafts import find_draft, layer_share
 from turnout.errors import invalid
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
@@ -260,8 +260,14 @@ def with_drafts(config: TurnoutConfig) -> TurnoutConfig:
         draft = f"{pool.large}-draft"
         while draft in pools or (draft in models and models[draft].path != str(folder)):
             draft += "-"
-        kept = {"dtype": target.dtype, "device": target.device, "max_length": target.max_length}
-        models[draft] = ModelConfig(path=str(folder), **kept)
+        room = int(target.kv_memory_bytes * layer_share(folder, model_path(target)))  # for as many tokens
+        models[draft] = ModelConfig(
+            path=str(folder),
+            dtype=target.dtype,
+            device=target.device,
+            max_length=target.max_length,
+            kv_memory_bytes=max(1 << 20, room),
+        )
         settings = pool.model_dump(exclude_unset=True, exclude={"draft"})
         pools[name] = PoolConfig.model_validate({**settings, "large": pool.large, SMALL: draft})
     return config.model_copy(update={"models": models, "pools": pools})

@@ -122,6 +122,17 @@ def find_draft(target: Path, field: str) -> tuple[Path | None, str]:
     return place.resolve(), ""
 
 
+def layer_share(draft: Path, target: Path) -> float:
+    """Return the draft's number of layers over the target's; 1 where their configurations name none."""
+    try:
+        ours, theirs = (
+            json.loads((folder / CONFIG).read_text(encoding="utf-8"))["num_hidden_layers"] for folder in (draft, target)
+        )
+        return float(ours) / float(theirs)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return 1.0
+
+
 def target_of(folder: Path) -> str | None:
     """Return the identity of the target that a draft was trained for; None: the folder names none."""
     try:

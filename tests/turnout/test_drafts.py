@@ -26,6 +26,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_draft(target: Path, folder: Path, identity: str | None = None) -> Path:
     """A copy of the target that says that it is its draft."""
     shutil.copytree(target, folder)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 1}), encoding="utf-8")
     about = {"target": {"identity": identity or target_identity(target)}}
     (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
     return folder
@@ -63,7 +65,7 @@ def test_a_draft_is_found_and_becomes_the_small_model(target: Path) -> None:
     config = config_of(target)
     pool = config.pools["p"]
     assert (pool.small, pool.large, pool.draft) == ("big-draft", "big", None)
-    expected = ModelConfig(path=str(place), dtype="float32", max_length=128)
+    expected = ModelConfig(path=str(place), dtype="float32", max_length=128, kv_memory_bytes=64 << 20)
     assert config.models["big-draft"] == expected
     assert open_parts("p", config).notes == []
     assert config == parse_config(config.model_dump(exclude_unset=True))  # as it is sent to other processes

@@ -82,12 +82,12 @@ class DraftPlan:
         """Time of a share of the budget; None: not limited by time."""
         return None if self.steps is not None else 60.0 * self.minutes * share
 
-    def schedule(self, share: float, divisor: int = 1) -> Schedule:
+    def schedule(self, share: float, trial: bool = False) -> Schedule:
         """Of a stage: by steps, or by a share of the time.
 
         Args:
             share: of the budget.
-            divisor: of the steps, where these are given.
+            trial: whether a shape is only tried: then a tenth of the steps, where these are given.
         """
         common: dict[str, Any] = {
             "batch_size": 1,
@@ -97,8 +97,8 @@ class DraftPlan:
             "seed": self.seed,
         }
         if self.steps is not None:
-            return Schedule(steps=max(1, self.steps // divisor), **common)
-        return TimedSchedule(seconds=60.0 * self.minutes * share / divisor, **common)
+            return Schedule(steps=max(1, self.steps // 10) if trial else self.steps, **common)
+        return TimedSchedule(seconds=60.0 * self.minutes * share, **common)
 
     def sampling(self, temperature: float, max_tokens: int) -> SamplingParams:
         """How the target answers."""

@@ -154,9 +154,7 @@ class DraftRun:
                 trial = len(depths) > 1
                 if trial:
                     loss = SoftLoss(student, answers, self._plan.batch_tokens, self._plan.hard)
-                    schedule = self._plan.schedule(self._shares.shapes / len(depths), 10)
-                    if self._plan.steps is None:
-                        schedule = self._plan.schedule(self._shares.shapes / len(depths))
+                    schedule = self._plan.schedule(self._shares.shapes / len(depths), trial=True)
                     fit(student.trained, loss, len(loss), schedule)
                 return await self._judge(student, kept, sizes, unseen) | {"layers": sets[number], "trial": trial}
 
