@@ -21,6 +21,7 @@ from training.calibration import Calibration, calibration
 from training.fitting import Schedule, fit
 from training.length_data import Examples, Source, mine_acceptance, mine_rounds
 from training.length_tuning import Costs, Replay, Tuned, tune
+from turnout.atomic_files import write_whole
 from turnout.errors import invalid
 
 Advance = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
@@ -180,7 +181,7 @@ def claim(folder: Path | None, about: dict[str, Any]) -> None:
     path, text = folder / "settings.json", json.dumps(about, sort_keys=True)
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
     elif path.read_text(encoding="utf-8") != text:
         raise invalid("out", f"{folder.name!r} holds a run with other settings; remove it or choose another name")
 
