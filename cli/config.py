@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,8 @@ def check(
 ) -> None:
     """Check a configuration file: its fields, the methods' parameters, and the models' checkpoints.
 
-    Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault.
+    Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault. With a
+    good one, the memory that each pool's processes will take is shown.
     Notes go there, too. Of weight files only the headers are read; where this machine has none, a note says so.
     Nothing is downloaded: of a model of a hub or a URL, what the cache holds is checked.
     """
@@ -41,16 +42,16 @@ def check(
     notes = _notes_on_files(config, here)
     local = {name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.models.items()}
     on_disk = config.model_copy(update={"models": local})
-    sizes = {
-        name: count_parameters(folder, f"models.{name}.path") for name, folder in here.items() if has_weights(folder)
-    }
+    loadable = {name for name, folder in here.items() if has_weights(folder)}
+    sizes = {name: count_parameters(here[name], f"models.{name}.path") for name in loadable}
     for name, pool in config.pools.items():
         if here.keys() >= set(pool.members):
             found = open_parts(name, on_disk).notes + larger_draft(pool, sizes)
             notes += [f"{name}: {note}" for note in found]
         else:
             notes.append(f"{name}: the vocabularies of its models are compared at the start, when all of them are here")
-    for note in notes:
+    memory, scarce = _memory(on_disk, loadable)
+    for note in notes + scarce:
         typer.echo(note, err=True)
     if as_json:
         print_json(config.model_dump(mode="json"))
@@ -59,6 +60,32 @@ def check(
         f"{name} ({' + '.join(pool.members)}, {pool.default.name})" for name, pool in config.pools.items()
     )
     typer.echo(f"{file}: ok; {len(config.models)} models; pools: {pools}")
+    for line in memory:
+        typer.echo(line)
+
+
+def _memory(config: TurnoutConfig, loadable: Collection[str]) -> tuple[list[str], list[str]]:
+    """What each pool takes in each of its processes, and notes where this machine does not have it now.
+
+    Args:
+        config: with the models' folders on this machine as their paths.
+        loadable: models whose weights are there; others' are not known.
+    """
+    from engine.costs.limits import described_needs, predict_memory
+
+    lines, notes = [], []
+    for name, pool in config.pools.items():
+        apart = pool.placement.models == "actors"
+        for members in [[member] for member in pool.members] if apart else [pool.members]:
+            if not all(member in loadable for member in members):
+                continue
+            models = {member: config.models[member] for member in members}
+            ranks = max(model.tensor_parallel for model in models.values())
+            for device, needs in predict_memory(models, config.engine, ranks).items():
+                line, missing = described_needs(needs, device)
+                lines.append(f"{name}: {line}")
+                notes += [f"{name}: {missing}"] if missing else []
+    return lines, notes
 
 
 def _notes_on_files(config: TurnoutConfig, here: Mapping[str, Path]) -> list[str]:

@@ -78,6 +78,7 @@ def pull(
     """
     from turnout.checkpoint_files import check_checkpoint
     from turnout.config import parse_config, read_yaml
+    from turnout.gguf_files import described
     from turnout.model_fetching import fetch_model, pin_model
 
     wanted = dict.fromkeys(paths or (), "path")
@@ -88,7 +89,7 @@ def pull(
         raise invalid("path", "name at least one, or a configuration file with --config")
     for path, field in wanted.items():
         place = fetch_model(path, field)
-        check_checkpoint(place, field)
+        check_checkpoint(described(place, field), field)
         typer.echo(f"{pin_model(path, field)}: {place}")
 
 

@@ -14,6 +14,7 @@ from turnout.errors import not_found
 
 if TYPE_CHECKING:
     from engine.costs.report import ModelProfile
+    from turnout.config import TurnoutConfig
 
 
 def profile(
@@ -34,12 +35,24 @@ def profile(
     from engine.costs.report import profile_model
 
     names = [model] if model is not None else list(settings.models)
+    if not as_json:
+        for name in names:
+            _show_memory(name, settings)
     profiles = [asyncio.run(profile_model(name, settings)) for name in names]
     if as_json:
         print_json(profiles)
         return
     for found in profiles:
         _show(found)
+
+
+def _show_memory(name: str, settings: TurnoutConfig) -> None:
+    """What the model takes, before it is loaded."""
+    from engine.costs.limits import available_memory, described_needs, predict_memory
+
+    [(device, needs)] = predict_memory({name: settings.models[name]}, settings.engine).items()
+    line, _ = described_needs(needs, device)
+    typer.echo(f"{line}; {available_memory(device) / 2**20:,.1f} MiB are available")
 
 
 def _show(found: ModelProfile) -> None:

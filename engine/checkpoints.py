@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from engine.architectures import listed
 from engine.loaded_model import check_supported
+from engine.quantized import format_of
+from engine.quantized.loading import made_weights
 from engine.text_side import RENAMED, check_wrapper, is_wrapper, note_of, text_side
 from engine.twin import check_twin
 from engine.unlisted import check_kind
-from turnout.checkpoint_files import read_config_file
+from turnout.checkpoint_files import QUANTIZED_FIELDS, read_config_file
 from turnout.errors import TurnoutError, invalid
 
 LONGEST = 300  # characters of a library's message
+GENERATION = "generation_config.json"
 SHOWN = 3  # names of tensors in a message
 
 
@@ -62,9 +65,13 @@ def read_config(folder: Path, field: str = "model") -> Any:
     _check_code(folder, kind, values.get("auto_map"), field)
     if not wrapper:
         check_kind(kind, field)
+    format_of(folder, field)
     with reading(folder, field):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = text_side(config) if wrapper else config
+    for key in QUANTIZED_FIELDS:  # from here on it is a model of plain weights
+        if hasattr(config, key):
+            delattr(config, key)
     check_supported(config, field)
     if wrapper:
         check_wrapper(kind, field)
@@ -97,22 +104,32 @@ def read_model(folder: Path, dtype: torch.dtype, field: str = "model", **options
     """
     transformers_logging.disable_progress_bar()
     values = read_config_file(folder, field)
+    options |= {"dtype": dtype, "local_files_only": True, "trust_remote_code": False}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what follows names them
     if is_wrapper(values):
         options |= {"config": read_config(folder, field), "key_mapping": dict(RENAMED)}
-    with _without_report():
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what follows names them
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
-        )
+    with _without_report(), made_weights(folder, dtype, field) as weights:
+        if weights is None:
+            model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
+        else:
+            options.setdefault("config", read_config(folder, field))
+            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(options["config"])]
+            model, found = kind.from_pretrained(None, state_dict=weights, **options)
+            if (folder / GENERATION).is_file():
+                model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     # transformers would fill these with random numbers.
     if missing := sorted(found["missing_keys"]):
         raise invalid(field, f"{folder}: its weight files lack {_some(missing)}")
     if other := sorted(f"{name} {list(got)} (not {list(needed)})" for name, got, needed in found["mismatched_keys"]):
         raise invalid(field, f"{folder}: weights of shapes that config.json does not give: {_some(other)}")
+    kind = format_of(folder, field)
+    notes = [f"{folder}: {note}" for note in (kind.notes if kind is not None else ())]
     unused = sorted(found["unexpected_keys"])
     if is_wrapper(values):
-        return model, [f"{folder}: {note_of(values['model_type'], unused)}"]
-    return model, [f"{folder}: unknown to this architecture and not used: {_some(unused)}"] if unused else []
+        notes.insert(0, f"{folder}: {note_of(values['model_type'], unused)}")
+    elif unused:
+        notes.append(f"{folder}: unknown to this architecture and not used: {_some(unused)}")
+    return model, notes
 
 
 @contextmanager

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from turnout.gguf_files import LINKS
+
 # Raised when the same numbers would lie otherwise in a block, or be computed otherwise on purpose.
 KV_LAYOUT = 1
 # Instructions by which kernels choose how to add up.
 ISA = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
-WEIGHTS = ("*.safetensors", "*.bin", "config.json")
+WEIGHTS = ("*.safetensors", "*.bin", LINKS, "config.json")
 TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model")
 SPEECH = ("chat_template*", "generation_config.json")
 Marks = tuple[tuple[str | int, ...], ...]

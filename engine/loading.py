@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,14 @@ def load_checkpoint(
     checkpoint = prepare(model.to(device), kernels, shared_attention)
     checkpoint.notes[:0] = notes
     checkpoint.draft_vocabulary = SubVocabulary.load(path, checkpoint.vocab_size, field)
+    _trim()
     return checkpoint
+
+
+def _trim() -> None:
+    """Give freed memory back to the system: glibc would keep as much as the weights where they were cast."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def prepare(model: Any, kernels: Kernels = "auto", shared_attention: bool = True) -> Checkpoint:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
-def load(folder: str, dtype: str) -> Any:
+def load(folder: str | Path, dtype: str) -> Any:
     """Load a causal language model as transformers does; `dtype` names one of torch's."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True).eval()
+    from engine.checkpoints import read_model
+
+    model, _ = read_model(Path(folder), getattr(torch, dtype))
+    return model.eval()

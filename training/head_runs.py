@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from decoding.artifacts import SUFFIX, Artifact, Artifacts
 from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
+from engine.checkpoints import read_model
 from engine.device import Device
 from engine.loading import load_checkpoint
 from engine.model import EngineModel
@@ -156,7 +156,7 @@ async def train_head(target: Target, plan: Plan, folder: Path, advance: Advance 
     heldout = target.source(plan.questions.heldout, plan.sampling, seed + 1)
     answers = await _answers(target, plan, source, folder, "answering", advance)
     unseen = await _answers(target, plan, heldout, folder, "answering held-out prompts", advance)
-    plain = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32, local_files_only=True)
+    plain, _ = read_model(target.folder, torch.float32)
     torch.manual_seed(seed)
     task = plan.recipe.task(Frozen.of(plain), answers.states.shape[1])
     steps = plan.schedule.steps

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from turnout.errors import invalid
+from turnout.gguf_files import LINKS, gguf_files
 
-UNQUANTIZED = "unquantized weights in float32, bfloat16 or float16"
+# Formats whose weights are read, see `engine.quantized`.
+READ_QUANTIZED = ("gptq", "awq", "compressed-tensors", "fp8")
+SUPPORTED = f"{', '.join(READ_QUANTIZED)}, or unquantized weights in float32, bfloat16 or float16"
 # What quantizers write into config.json, and which of them does where the value does not say so itself.
 QUANTIZED_FIELDS = {
     "quantization_config": "an unnamed quant_method",
@@ -33,7 +37,7 @@ JSON_FILES = (
 ADAPTER = "adapter_config.json"  # of LoRA and its like
 INDEX = ".index.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first of these, or of their indices, is read
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", LINKS)
 POINTER = b"version https://git-lfs"
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 
@@ -51,8 +55,9 @@ def check_checkpoint(folder: Path, field: str) -> None:
         TurnoutError: INVALID_ARGUMENT for `field`, naming the file and what is supported.
     """
     check_description(folder, field)
+    quantized = quantization(folder, field) is not None
     for weights in weight_files(folder, field):
-        _check_weights(weights, field)
+        _check_weights(weights, quantized, field)
 
 
 def check_description(folder: Path, field: str) -> None:
@@ -67,11 +72,9 @@ def check_description(folder: Path, field: str) -> None:
     """
     values = read_config_file(folder, field)
     _check_ends(values, folder / CONFIG, field)
-    if (quantized := quantization_of(values)) is not None:
-        raise invalid(field, f"{folder}: {not_supported(*quantized)}")
-    for name, method in QUANTIZED_FILES.items():
-        if (folder / name).is_file():
-            raise invalid(field, f"{folder}: {not_supported(name, method)}")
+    quantized = quantization(folder, field)
+    if quantized is not None and quantized.method not in READ_QUANTIZED:
+        raise invalid(field, f"{folder}: {not_supported(quantized.place, quantized.method)}")
     if (folder / ADAPTER).is_file():
         message = f"{ADAPTER}: adapters are not applied; supported: the model that they were merged into"
         raise invalid(field, f"{folder}: {message}")
@@ -114,17 +117,47 @@ def read_config_file(folder: Path, field: str) -> dict[str, Any]:
     file = folder / CONFIG
     if file.is_file():
         return _read_object(file, field)
-    needed = "the folder of a Hugging Face checkpoint is needed"
+    needed = "a GGUF file or the folder of a Hugging Face checkpoint is needed"
     if folder.is_file():
-        kind = "GGUF is not supported" if folder.suffix == ".gguf" else "is a file"
-        raise invalid(field, f"{folder}: {kind}; {needed}")
+        raise invalid(field, f"{folder} is a file; {needed}")
     found = f"no checkpoint (config.json) in {str(folder)!r}{_unfinished(folder)}"
     if (folder / ADAPTER).is_file():
         message = f"it holds an adapter ({ADAPTER}); merge it into its base model and save that"
         raise invalid(field, f"{found}: {message}")
-    if any(folder.glob("*.gguf")):
-        raise invalid(field, f"{found}: it holds GGUF files, which are not supported; {needed}")
     raise invalid(field, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a checkpoint are quantized.
+
+    Attributes:
+        place: the field or file that says so.
+        method: the quantizer, as in `quant_method`.
+        settings: what else it says.
+    """
+
+    place: str
+    method: str
+    settings: Mapping[str, Any]
+
+
+def quantization(folder: Path, field: str) -> Quantization | None:
+    """How a folder says that its weights are quantized, in config.json or in a quantizer's own file; None: it does not.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`: a file cannot be read.
+    """
+    values = read_config_file(folder, field)
+    text = values.get("text_config")  # of a model of text and images
+    for prefix, each in (("", values), ("text_config.", text if isinstance(text, Mapping) else {})):
+        if (found := quantization_of(each)) is not None:
+            (key, method), settings = found, each[found[0]]
+            return Quantization(prefix + key, method, settings if isinstance(settings, Mapping) else {})
+    for name, method in QUANTIZED_FILES.items():
+        if (folder / name).is_file():
+            return Quantization(name, method, _read_object(folder / name, field))
+    return None
 
 
 def quantization_of(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -147,7 +180,7 @@ def not_supported(place: str, method: str) -> str:
         place: the field or file that names the method.
         method: the quantizer.
     """
-    return f"{place}: {method} is not supported; supported: {UNQUANTIZED}"
+    return f"{place}: {method} is not supported; supported: {SUPPORTED}"
 
 
 def weight_files(folder: Path, field: str = "model") -> list[Path]:
@@ -156,6 +189,8 @@ def weight_files(folder: Path, field: str = "model") -> list[Path]:
     Raises:
         TurnoutError: INVALID_ARGUMENT for `field`: there are none, or one that the index lists is missing.
     """
+    if found := gguf_files(folder):
+        return found
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -200,12 +235,14 @@ def _read_object(file: Path, field: str) -> dict[str, Any]:
     return values
 
 
-def _check_weights(file: Path, field: str) -> None:
-    """Refuse a safetensors file that is cut off, or has matrices that are not stored as plain floats."""
+def _check_weights(file: Path, quantized: bool, field: str) -> None:
+    """Refuse a safetensors file that is cut off, or has matrices that are not plain floats and not known as others."""
     if file.suffix != ".safetensors":
+        if quantized and file.suffix == ".bin":
+            raise invalid(field, f"{file}: quantized weights are read from safetensors files only; save them as such")
         return
     for name, kind, _ in tensors_of(file, field):
-        if name.endswith("weight") and kind not in FLOATS:
+        if name.endswith("weight") and kind not in FLOATS and not quantized:
             raise invalid(field, f"{file}: {not_supported(name, f'a weight stored as {kind}')}")
 
 

@@ -14,6 +14,7 @@ from turnout.checkpoint_files import check_present
 from turnout.console_config import ConsoleConfig
 from turnout.drafts import find_draft, layer_share
 from turnout.errors import invalid
+from turnout.gguf_files import described
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.model_fetching import fetch_model, find_model, pin_model
@@ -40,8 +41,8 @@ class ModelConfig(Section):
     path: Annotated[
         str,
         Field(
-            description="folder of a Hugging Face checkpoint; hf:ORG/NAME or hf:ORG/NAME@REVISION, of the Hugging Face"
-            " hub; a URL that fsspec knows; demo:small or demo:large"
+            description="folder of a Hugging Face checkpoint; a GGUF file; hf:ORG/NAME, hf:ORG/NAME/FILE.gguf or either"
+            " with @REVISION, of the Hugging Face hub; a URL that fsspec knows; demo:small or demo:large"
         ),
     ]
     dtype: Annotated[
@@ -319,7 +320,7 @@ def check_resources(config: TurnoutConfig) -> None:
         field = f"models.{name}.path"
         location = parse_location(model.path, field)
         if isinstance(location, LocalFiles):
-            check_present(location.path, field)
+            check_present(described(location.path, field), field)
     for name, pool in config.pools.items():
         field = f"pools.{name}.default"
         chosen = get_method(pool.default.name, f"{field}.name")
@@ -339,7 +340,9 @@ def _check_routing(routing: RoutingConfig, field: str) -> None:
 
 
 def model_path(model: ModelConfig, field: str = "model", weights: bool = True) -> Path:
-    """Where a model's files are on this machine; those of a hub or a URL are fetched first, once for this process.
+    """The folder of a model's checkpoint on this machine; files of a hub or a URL are fetched first, once per process.
+
+    A GGUF file is described by a folder, see `gguf_files.described`.
 
     Args:
         model: the model.
@@ -347,23 +350,24 @@ def model_path(model: ModelConfig, field: str = "model", weights: bool = True) -
         weights: whether weights are needed, and not configuration and tokenizer only.
 
     Raises:
-        TurnoutError: they cannot be fetched, see `model_fetching.fetch_model`.
+        TurnoutError: they cannot be fetched, see `model_fetching.fetch_model`; or they are of a GGUF model that is not
+            whole, or not supported.
     """
-    return fetch_model(model.path, field, weights)
+    return described(fetch_model(model.path, field, weights), field)
 
 
 def models_here(config: TurnoutConfig) -> dict[str, Path]:
-    """Where files of models are on this machine, by name, some of them without weights; nothing is downloaded.
+    """The folders of models on this machine, by name, some of them without weights; nothing is downloaded.
 
     Raises:
-        TurnoutError: a path has none of the allowed forms.
+        TurnoutError: a path has none of the allowed forms, or a GGUF model is not whole, or not supported.
     """
     places: dict[str, Path] = {}
     for name, model in config.models.items():
         field = f"models.{name}.path"
         path = find_model(model.path, field).path or find_model(model.path, field, weights=False).path
         if path is not None:
-            places[name] = path
+            places[name] = described(path, field)
     return places
 
 

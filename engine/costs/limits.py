@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import psutil
 import torch
 
 from engine.backends.base import NATIVE_DTYPES
 from engine.backends.llama_fused import SHORTEST_TABLE
 from engine.backends.weight_packing import packs
 from engine.checkpoints import read_config
-from engine.costs.machine import memory_bytes
+from engine.costs.machine import available_bytes, memory_bytes
 from engine.costs.resources import ModelShape
+from engine.costs.weight_sizes import weight_sizes
 from engine.rope import context_length
-from engine.text_side import OF_TEXT, is_wrapper
-from turnout.checkpoint_files import check_checkpoint, read_config_file, tensors_of, weight_files
+from turnout.checkpoint_files import check_checkpoint
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
 
-ALL = re.compile("")
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of one model, bytes.
+
+    Attributes:
+        name: the model's.
+        dtype: of its weights.
+        weights: as they are kept.
+        cache: of keys and values.
+        angles: of the rotary embedding.
+        loading: what making the weights takes in addition, until it is loaded.
+        on_cpu: whether it is kept where it is loaded.
+    """
+
+    name: str
+    dtype: str
+    weights: int
+    cache: int
+    angles: int
+    loading: int
+    on_cpu: bool
+
+    @property
+    def total(self) -> int:
+        """What it takes once it is loaded."""
+        return self.weights + self.cache + self.angles
+
+    def __str__(self) -> str:
+        sizes = f"{_mib(self.weights)} of weights, {_mib(self.cache)} of KV cache, {_mib(self.angles)} of rotary angles"
+        return f"{self.name}: {sizes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +110,9 @@ def cache_size(name: str, slot_bytes: int, positions: int, settings: ModelConfig
 def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig, ranks: int = 1) -> dict[str, int]:
     """Refuse models whose weights and caches do not fit into memory together, from their files' headers.
 
-    What this process has loaded already counts, see `claim`; what other processes hold is not seen. What a forward
-    needs in addition to weights and caches depends on the batch and is not counted.
+    They must fit into the memory of the machine or control group, with what this process has loaded already (see
+    `claim`), and their loading into what is available now. What a forward needs in addition to weights and caches
+    depends on the batch and is not counted.
 
     Args:
         models: what one process loads, by name.
@@ -94,20 +125,76 @@ def check_memory(models: Mapping[str, ModelConfig], engine: EngineConfig, ranks:
     Raises:
         TurnoutError: INVALID_ARGUMENT, with the sizes and what to change.
     """
-    by_device: dict[str, list[_Need]] = {}
-    for name, settings in models.items():
-        need = _need(name, settings, engine, ranks)
-        limit = settings.memory_limit_bytes
-        if limit is not None and need.total > limit:
-            raise _does_not_fit([need], limit, f"models.{name}.memory_limit_bytes")
-        by_device.setdefault(settings.device, []).append(need)
+    by_device = predict_memory(models, engine, ranks)
+    for needs in by_device.values():
+        for need in needs:
+            limit = models[need.name].memory_limit_bytes
+            if limit is not None and need.total > limit:
+                raise _does_not_fit([need], limit, f"models.{need.name}.memory_limit_bytes")
     for device, needs in by_device.items():
-        available = memory_bytes(torch.device(device))
+        field = f"models.{max(needs, key=lambda need: need.total).name}"
+        whole = memory_bytes(torch.device(device))
         held = sum(bytes_of.get(device, 0) for bytes_of in _claims.values())
-        if sum(need.total for need in needs) > available - held:
-            largest = max(needs, key=lambda need: need.total)
-            raise _does_not_fit(needs, available, f"models.{largest.name}", held)
+        if sum(need.total for need in needs) > whole - held:
+            raise _does_not_fit(needs, whole, field, held)
+        if (peak := peak_bytes(needs)) > (left := _left(device, held)):
+            raise _not_available(needs, peak, left, field)
+        if device != CPU and (peak := staging_bytes(needs)) > (left := _left(CPU, 0)):
+            raise _not_available(needs, peak, left, field, " of the machine, through which it is loaded,")
     return {device: sum(need.total for need in needs) for device, needs in by_device.items()}
+
+
+def predict_memory(
+    models: Mapping[str, ModelConfig], engine: EngineConfig, ranks: int = 1
+) -> dict[str, list[MemoryNeed]]:
+    """What models need that are loaded into one process, by device; arguments as of `check_memory`.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a model is not supported, or its files are not all there and whole.
+    """
+    by_device: dict[str, list[MemoryNeed]] = {}
+    for name, settings in models.items():
+        by_device.setdefault(settings.device, []).append(_need(name, settings, engine, ranks))
+    return by_device
+
+
+def peak_bytes(needs: Sequence[MemoryNeed]) -> int:
+    """The most memory that models take on their device, while they are loaded one after the other or afterwards."""
+    loading, loaded = 0, 0
+    for need in needs:
+        loading = max(loading, loaded + need.weights + (need.loading if need.on_cpu else 0))
+        loaded += need.weights
+    return max(loading, sum(need.total for need in needs))
+
+
+def described_needs(needs: Sequence[MemoryNeed], device: str) -> tuple[str, str | None]:
+    """A line that says what models of one process need on a device, and one if this machine does not have it now.
+
+    Args:
+        needs: of `predict_memory`.
+        device: which.
+    """
+    peak, total = peak_bytes(needs), sum(need.total for need in needs)
+    line = f"{_mib(total)} of memory on {device}, up to {_mib(peak)} while loading ({'; '.join(map(str, needs))})"
+    if device != CPU and not torch.cuda.is_available():
+        return line, None
+    left = max(available_memory(device), 0)
+    return line, f"{_mib(peak)} are needed on {device}, {_mib(left)} are available here now" if peak > left else None
+
+
+def staging_bytes(needs: Sequence[MemoryNeed]) -> int:
+    """Memory of the machine that loading onto another device takes: the models pass through it one by one."""
+    return max(need.weights + need.loading for need in needs)
+
+
+def available_memory(device: str) -> int:
+    """Memory that models may take now: what is free, less what this process was promised and has not touched yet."""
+    return _left(device, sum(bytes_of.get(device, 0) for bytes_of in _claims.values()))
+
+
+def _left(device: str, held: int) -> int:
+    untouched = max(held - psutil.Process().memory_info().rss, 0) if device == CPU else 0
+    return available_bytes(torch.device(device)) - untouched
 
 
 # What this process holds by device, bytes, as long as its owner lives and has not given it up.
@@ -129,33 +216,21 @@ def give_up(owner: object) -> None:
     _claims.pop(owner, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """Memory of one model, bytes."""
-
-    name: str
-    dtype: str
-    weights: int
-    cache: int
-    angles: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.angles
-
-
-def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) -> _Need:
+def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) -> MemoryNeed:
     config, shape = read_shape(name, settings)
     slot_bytes = -(-shape.kv_bytes_per_token // ranks)
     size = cache_size(name, slot_bytes, context_length(config), settings, engine)
     cache = size.num_blocks * engine.block_size * slot_bytes
-    dtype = getattr(torch, settings.dtype)
+    on_cpu = settings.device == CPU
+    dtype: torch.dtype = getattr(torch, settings.dtype)
     native = engine.kernels != "torch" and dtype in NATIVE_DTYPES
-    packed = settings.device == "cpu" and (native or packs(dtype))
+    packed = on_cpu and (native or packs(dtype))
     # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.
     rows = max(1 << (size.max_length - 1).bit_length(), SHORTEST_TABLE) + 1
     angles = 2 * 4 * shape.head_dim * rows
-    return _Need(name, settings.dtype, shape.held_bytes(packed, ranks), cache, angles)
+    sizes = weight_sizes(model_path(settings), dtype, f"models.{name}.path")
+    loading = sizes.loading_bytes + (sizes.cast_bytes if packed else 0)
+    return MemoryNeed(name, settings.dtype, shape.held_bytes(packed, ranks), cache, angles, loading, on_cpu)
 
 
 def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
@@ -169,54 +244,44 @@ def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     check_checkpoint(folder, field)
     config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize
-    counted = OF_TEXT if is_wrapper(read_config_file(folder, field)) else ALL
-    return config, ModelShape.of(config, count_parameters(folder, field, counted), itemsize)
+    return config, ModelShape.of(config, count_parameters(folder, field), itemsize)
 
 
-def count_parameters(folder: Path, field: str = "model", counted: re.Pattern[str] = ALL) -> int:
-    """Numbers stored in a checkpoint's weight files, of which the numbers are not read.
+def count_parameters(folder: Path, field: str = "model") -> int:
+    """Numbers that a checkpoint's weights have, of a wrapper those of its text side; none is read.
 
     Args:
         folder: the checkpoint.
         field: its place in the configuration, for messages.
-        counted: what the names of tensors that count begin with.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for `field`, there are none, or one is no such file.
     """
-    files = weight_files(folder, field)
-    return sum((_count if file.suffix == ".safetensors" else _count_pickled)(file, field, counted) for file in files)
+    return weight_sizes(folder, torch.float32, field).num_parameters
 
 
-def _count_pickled(file: Path, field: str, counted: re.Pattern[str]) -> int:
-    """Of a file that torch has written; weights that share their memory count once."""
-    try:
-        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, EOFError, UnpicklingError):
-        message = f"{file} is not a whole weight file of torch 1.6 or later; save the model as safetensors"
-        raise invalid(field, message) from None
-    named = [weight for name, weight in weights.items() if counted.match(name)]
-    tensors = [weight for weight in named if isinstance(weight, torch.Tensor)]
-    return sum({(each.data_ptr(), each.numel()): each.numel() for each in tensors}.values())
-
-
-def _count(file: Path, field: str, counted: re.Pattern[str]) -> int:
-    return sum(prod(shape) for name, _, shape in tensors_of(file, field) if counted.match(name))
-
-
-def _does_not_fit(needs: list[_Need], limit: int, field: str, held: int = 0) -> TurnoutError:
-    parts = [
-        f"{need.name}: {_mib(need.weights)} of weights, {_mib(need.cache)} of KV cache, {_mib(need.angles)} of"
-        " rotary angles"
-        for need in needs
-    ]
-    smaller = ", dtype bfloat16" if any(need.dtype == "float32" for need in needs) else ""
+def _does_not_fit(needs: list[MemoryNeed], limit: int, field: str, held: int = 0) -> TurnoutError:
     claimed = f", of which this process holds {_mib(held)}" if held else ""
     message = (
         f"{field}: {_mib(sum(need.total for need in needs))} do not fit into {_mib(limit)} of memory{claimed}"
-        f" ({'; '.join(parts)}); use less kv_memory_bytes{smaller} or a smaller model"
+        f" ({'; '.join(map(str, needs))}); use {_less(needs)}"
     )
     return TurnoutError(Code.INVALID_ARGUMENT, message, field)
+
+
+def _not_available(needs: list[MemoryNeed], peak: int, left: int, field: str, where: str = "") -> TurnoutError:
+    loading = _mib(max(need.loading for need in needs))
+    message = (
+        f"{field}: loading takes up to {_mib(peak)}, and {_mib(max(left, 0))} of memory{where} are available now ("
+        f"{'; '.join(map(str, needs))}; {loading} while weights are read); use {_less(needs)}, or end"
+        " what else takes memory"
+    )
+    return TurnoutError(Code.INVALID_ARGUMENT, message, field)
+
+
+def _less(needs: list[MemoryNeed]) -> str:
+    smaller = ", dtype bfloat16" if any(need.dtype == "float32" for need in needs) else ""
+    return f"less kv_memory_bytes{smaller} or a smaller model"
 
 
 def _mib(count: int) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
 
 from engine.costs.resources import Machine
@@ -29,25 +30,62 @@ def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
     return min([total, *_group_limits(root)])
 
 
+def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Memory on this device that is free now, or taken by files that can be read again.
+
+    Args:
+        device: where the model is to live.
+        root: of the file system.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    left = [_left_in(folder, limit, usage) for folder, limit, usage in _groups(root)]
+    free_now = int(psutil.virtual_memory().available)
+    return min([free_now, *(each for each in left if each is not None)])
+
+
+def _left_in(folder: Path, limit_name: str, usage_name: str) -> int | None:
+    """What a control group may still take; None: it has no limit."""
+    limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+    if limit is None or usage is None:
+        return None
+    lines = (folder / "memory.stat").read_text().splitlines() if (folder / "memory.stat").is_file() else []
+    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+    total = "total_" if "total_inactive_file" in counts else ""  # of the first version: groups below included
+    files = sum(counts.get(f"{total}{kind}_file", 0) for kind in ("active", "inactive"))
+    return max(limit - usage + files, 0)
+
+
 def _group_limits(root: Path) -> list[int]:
-    """Limits of the control group this process is in and of those above it; both versions of control groups."""
+    """Limits of the control group this process is in and of those above it."""
+    found = (_number(folder / limit_name) for folder, limit_name, _ in _groups(root))
+    return [limit for limit in found if limit is not None]
+
+
+def _groups(root: Path) -> list[tuple[Path, str, str]]:
+    """Folders of the control group of this process and those above; the files of their limit and of their usage.
+
+    Both versions of control groups have these.
+    """
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    files = []
+    found = []
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        old = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        names = old if controllers else ("memory.max", "memory.current")
         here = top / path.lstrip("/")
-        files += [folder / name for folder in (here, *here.parents) if folder.is_relative_to(top)]
-    return [limit for limit in map(_limit, files) if limit is not None]
+        found += [(folder, *names) for folder in (here, *here.parents) if folder.is_relative_to(top)]
+    return found
 
 
-def _limit(file: Path) -> int | None:
+def _number(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):  # no such file at the top, or "max"

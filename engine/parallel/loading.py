@@ -20,6 +20,7 @@ from decoding.artifacts import weights_digest
 from engine.attention.step import NAME
 from engine.backends.base import Kernels, choose_backend
 from engine.checkpoints import read_config, read_model
+from engine.fingerprint import WEIGHTS
 from engine.forward_check import plain_logits
 from engine.loading import Checkpoint, check_forward
 from engine.parallel.barrier import agree, watched
@@ -187,8 +188,7 @@ def _finish(group: Group, model: Any) -> Share:
 def mark_of(path: Path) -> str:
     """A name for the files of a checkpoint: their names and sizes, and samples of what they hold."""
     whole = hashlib.blake2b(digest_size=16)
-    patterns = ("*.safetensors", "*.bin", "config.json")
-    for file in sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()}):
+    for file in sorted({file for pattern in WEIGHTS for file in path.glob(pattern) if file.is_file()}):
         size = file.stat().st_size
         whole.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:

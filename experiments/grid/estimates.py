@@ -10,6 +10,7 @@ from experiments.grid.depends import computing, members_of, place
 from experiments.grid.planning import Plan
 from experiments.grid.spec import ExperimentSpec
 from experiments.grid.store import Store
+from turnout.checkpoint_files import weight_files
 from turnout.config import TurnoutConfig, artifacts_path, model_path
 
 # For a first estimate, before anything was measured: bytes of weights a processor reads in a second.
@@ -96,4 +97,4 @@ def _computed_by(cell: Cell) -> tuple[str, str]:
 
 def _weight_bytes(config: TurnoutConfig) -> int:
     folders = {model_path(model) for model in config.models.values()}
-    return max(sum(path.stat().st_size for path in folder.glob("*.safetensors")) for folder in folders)
+    return max(sum(path.stat().st_size for path in weight_files(folder)) for folder in folders)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers import AutoTokenizer
 
 from decoding.artifacts import SUFFIX, Artifact, weights_digest
+from engine.checkpoints import read_model
 
 INTERMEDIATE = 32_768
 
@@ -68,8 +68,8 @@ def widen(model: Any, intermediate: int) -> None:
 
 
 def _load(folder: Path) -> Any:
-    logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    model, _ = read_model(folder, torch.bfloat16)
+    return model
 
 
 def _digest(model: Any) -> str:

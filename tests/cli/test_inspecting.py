@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -65,7 +66,9 @@ def test_a_schema_is_put_into_words(field: dict[str, Any], kind: str, allowed: s
 
 def test_a_good_configuration_is_ok(run: Any, config_file: Path) -> None:
     result = run("config", "check", str(config_file))
-    assert (result.code, result.out) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)\n")
+    first, memory = result.out.splitlines()
+    assert (result.code, first) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)")
+    assert re.fullmatch(r"p: [\d.]+ MiB of memory on cpu, up to [\d.]+ MiB while loading \(s: .*; l: .*\)", memory)
     resolved = json.loads(run("config", "check", str(config_file), "--json").out)
     assert resolved["server"]["grpc_port"] == 9000
 
@@ -82,7 +85,7 @@ def test_a_bad_configuration_is_one_line_that_names_the_field(run: Any, config_f
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: awq is not supported; supported: "),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: hqq is not supported; supported: "),
         (
             {"model_type": "mamba"},
             "architecture 'mamba' is not supported: ",
@@ -127,7 +130,7 @@ def test_weights_that_are_elsewhere_are_noted(run: Any, config_file: Path) -> No
 def test_ends_of_text_that_differ_are_said(run: Any, config_file: Path) -> None:
     write_checkpoint(config_file.parent / "s", eos_token_id=[65, 66])
     code, out, error = run("config", "check", str(config_file))
-    assert (code, out) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)\n")
+    assert (code, out.splitlines()[0]) == (0, f"{config_file}: ok; 2 models; pools: p (s + l, plain)")
     note = "p: s ends texts with tokens [65, 66] (config.json), l with [256] (config.json), which hold for both\n"
     assert error == note
 

@@ -47,12 +47,13 @@ def rewrite(folder: Path, **fields: Any) -> None:
 
 
 def test_quantized_weights_are_refused_by_name_at_start(folder: Path) -> None:
-    rewrite(folder / "large", quantization_config={"quant_method": "gptq", "bits": 4})
-    says = "quantization_config: gptq is not supported; supported: unquantized weights in float32, bfloat16 or float16"
+    rewrite(folder / "large", quantization_config={"quant_method": "hqq", "bits": 4})
+    read = "gptq, awq, compressed-tensors, fp8, or unquantized weights in float32, bfloat16 or float16"
+    says = f"quantization_config: hqq is not supported; supported: {read}"
     assert refusal(folder) == f": {says}"
-    with pytest.raises(TurnoutError, match="quantization_config: gptq is not supported"):
+    with pytest.raises(TurnoutError, match="quantization_config: hqq is not supported"):
         load_checkpoint(folder / "large", torch.float32, CPU)
-    with pytest.raises(TurnoutError, match="quantization_config: gptq is not supported"):
+    with pytest.raises(TurnoutError, match="quantization_config: hqq is not supported"):
         check_supported(AutoConfig.from_pretrained(folder / "large"))
 
 

@@ -6,20 +6,30 @@ import asyncio
 import gc
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import pool.local_pool
 from engine.backends.base import Kernels
 from engine.backends.native import library as native
 from engine.backends.native.stack import NativeStack
 from engine.costs import limits
-from engine.costs.limits import cache_size, check_memory, count_parameters
-from engine.costs.machine import memory_bytes
+from engine.costs.limits import (
+    MemoryNeed,
+    available_memory,
+    cache_size,
+    check_memory,
+    count_parameters,
+    peak_bytes,
+    staging_bytes,
+)
+from engine.costs.machine import available_bytes, memory_bytes
+from engine.costs.weight_sizes import weight_sizes
 from engine.device import Device
 from engine.loading import prepare
 from engine.model import EngineModel
@@ -46,6 +56,7 @@ def test_parameters_are_counted_from_the_headers(pair_folder: Path) -> None:
 
 
 def test_parameters_of_a_sharded_checkpoint_add_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"c": torch.zeros(2, 2, 2, dtype=torch.bfloat16)}, tmp_path / "model-00002-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}
@@ -287,6 +298,94 @@ def test_memory_is_what_an_old_control_group_leaves(tmp_path: Path) -> None:
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
     (here / "memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
     assert memory_bytes(CPU, tmp_path) == 100 * MIB
+
+
+def test_available_memory_is_what_the_control_group_has_left(tmp_path: Path) -> None:
+    """A group's limit less its usage, of which files that can be read again do not count."""
+    whole = available_bytes(CPU, tmp_path)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    here = tmp_path / "sys/fs/cgroup/mine"
+    here.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/mine\n")
+    (here / "memory.max").write_text("max\n")
+    assert available_bytes(CPU, tmp_path) >= whole / 2
+    (here / "memory.max").write_text(f"{100 * MIB}\n")
+    (here / "memory.current").write_text(f"{90 * MIB}\n")
+    assert available_bytes(CPU, tmp_path) == 10 * MIB
+    (here / "memory.stat").write_text(f"anon 5\nshmem 7\ninactive_file {20 * MIB}\nactive_file {MIB}\n")
+    assert available_bytes(CPU, tmp_path) == 31 * MIB
+    old = tmp_path / "sys/fs/cgroup/memory"
+    old.mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n")
+    (old / "memory.limit_in_bytes").write_text(f"{50 * MIB}\n")
+    (old / "memory.usage_in_bytes").write_text(f"{60 * MIB}\n")
+    (old / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {15 * MIB}\n")
+    assert available_bytes(CPU, tmp_path) == 5 * MIB
+
+
+def test_more_than_is_available_now_is_refused_before_loading(
+    pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pair_config(pair_folder)
+    both = needed(pair_folder, "small") + needed(pair_folder, "large")
+    monkeypatch.setattr(limits, "_claims", WeakKeyDictionary())
+    monkeypatch.setattr(limits, "available_bytes", lambda device: both)
+    check_memory(config.models, config.engine)
+    monkeypatch.setattr(limits, "available_bytes", lambda device: both - 1)
+    monkeypatch.setattr(pool.local_pool, "load_checkpoint", lambda *_: pytest.fail("loaded before the check"))
+    with pytest.raises(TurnoutError) as refusal:
+        LocalPool.load("pair", config)
+    assert (refusal.value.code, refusal.value.field) == (Code.INVALID_ARGUMENT, "models.large")
+    sizes = f"loading takes up to {both / MIB:,.1f} MiB, and {(both - 1) / MIB:,.1f} MiB of memory are available now"
+    for part in (
+        sizes,
+        "8.0 MiB of KV cache",
+        "0.0 MiB while weights are read",
+        "less kv_memory_bytes, dtype bfloat16",
+    ):
+        assert part in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+def test_what_was_promised_and_not_touched_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = limits.psutil.Process().memory_info().rss
+    monkeypatch.setattr(limits, "_claims", WeakKeyDictionary())
+    monkeypatch.setattr(limits, "available_bytes", lambda device: 1 << 50)
+    owner = EngineConfig
+    limits.claim(owner, {"cpu": resident + (1 << 40)})
+    assert available_memory("cpu") == pytest.approx((1 << 50) - (1 << 40), abs=1 << 30)
+    assert available_memory("cuda") == 1 << 50
+
+
+def test_the_peak_is_while_loading_or_afterwards() -> None:
+    first = MemoryNeed("a", "float32", weights=100, cache=10, angles=1, loading=50, on_cpu=True)
+    second = replace(first, name="b", weights=200, loading=5)
+    assert peak_bytes([first]) == 150, "its weights and the making of them"
+    assert peak_bytes([first, second]) == 322, "all of both, afterwards"
+    assert peak_bytes([first, replace(second, loading=30)]) == 330, "caches are made when all are loaded"
+    assert peak_bytes([replace(first, on_cpu=False)]) == 111
+    assert staging_bytes([first, second]) == 205
+
+
+def test_loading_onto_a_gpu_takes_memory_of_the_machine(pair_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = changed(pair_config(pair_folder), "large", device="cuda")
+    monkeypatch.setattr(limits, "memory_bytes", lambda device: 1 << 40)
+    weights = 4 * count_parameters(pair_folder / "large")
+    monkeypatch.setattr(limits, "available_bytes", lambda device: 1 << 40 if device.type == "cuda" else weights)
+    check_memory({"large": config.models["large"]}, config.engine)
+    monkeypatch.setattr(limits, "available_bytes", lambda device: 1 << 40 if device.type == "cuda" else weights - 1)
+    with pytest.raises(TurnoutError, match="of memory of the machine, through which it is loaded, are available now"):
+        check_memory({"large": config.models["large"]}, config.engine)
+
+
+def test_weights_that_are_cast_count_twice_until_they_are_packed(pair_folder: Path) -> None:
+    """The pair is stored in float32: four tensors at once, and what is cast of all of them."""
+    sizes = weight_sizes(pair_folder / "large", torch.bfloat16)
+    counts = [tensor.numel() for tensor in load_file(pair_folder / "large" / "model.safetensors").values()]
+    assert sizes.num_parameters == sum(counts)
+    assert sizes.cast_bytes == 2 * sum(counts)
+    assert sizes.loading_bytes == 4 * sum(sorted(counts)[-4:])
+    assert weight_sizes(pair_folder / "large", torch.float32) == replace(sizes, cast_bytes=0, loading_bytes=0)
 
 
 def test_the_header_format_is_the_one_on_disk(pair_folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.checkpoint_folders import write_checkpoint
-from turnout.checkpoint_files import check_checkpoint
+from turnout.checkpoint_files import Quantization, check_checkpoint, quantization
 from turnout.config import check_resources, parse_config
 from turnout.errors import Code, TurnoutError
 
@@ -45,7 +45,8 @@ def test_a_whole_checkpoint_is_accepted(folder: Path) -> None:
     check_checkpoint(folder, FIELD)
 
 
-METHODS = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "modelopt", "quanto", "a_new_one"]
+METHODS = ["bitsandbytes", "mxfp4", "modelopt", "quanto", "a_new_one"]
+SUPPORTED = "gptq, awq, compressed-tensors, fp8, or unquantized weights in float32, bfloat16 or float16"
 
 
 @pytest.mark.parametrize(
@@ -56,23 +57,27 @@ METHODS = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", 
         ({"quantization_config": {"bits": 4}}, "quantization_config: an unnamed quant_method"),
         ({"quantization_config": {}}, "quantization_config: an unnamed quant_method"),
         ({"quantization_config": "q4"}, "quantization_config: q4"),
-        ({"compression_config": {"format": "pack"}}, "compression_config: compressed-tensors"),
         ({"quantization": {"bits": 4}}, "quantization: mlx"),
     ],
 )
 def test_quantized_weights_are_refused_by_name(folder: Path, fields: dict[str, Any], says: str) -> None:
     write_checkpoint(folder, **fields)
-    supported = "unquantized weights in float32, bfloat16 or float16"
-    assert refusal(folder) == f"{folder}: {says} is not supported; supported: {supported}"
+    assert refusal(folder) == f"{folder}: {says} is not supported; supported: {SUPPORTED}"
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("hf_quant_config.json", "modelopt"), ("quantize_config.json", "gptq"), ("quant_config.json", "awq")],
-)
-def test_files_of_quantizers_are_found(folder: Path, name: str, method: str) -> None:
-    (folder / name).write_text("{}")
-    assert refusal(folder).startswith(f"{folder}: {name}: {method} is not supported; supported: unquantized")
+def test_files_of_quantizers_are_found(folder: Path) -> None:
+    assert quantization(folder, FIELD) is None
+    (folder / "quantize_config.json").write_text('{"bits": 4}')
+    assert quantization(folder, FIELD) == Quantization("quantize_config.json", "gptq", {"bits": 4})
+    check_checkpoint(folder, FIELD)
+    (folder / "quantize_config.json").rename(folder / "hf_quant_config.json")
+    assert refusal(folder) == f"{folder}: hf_quant_config.json: modelopt is not supported; supported: {SUPPORTED}"
+
+
+def test_quantized_weights_that_torch_pickled_are_refused(folder: Path) -> None:
+    write_checkpoint(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin: quantized weights are read from safetensors files only" in refusal(folder)
 
 
 def test_weights_stored_as_integers_are_refused_without_any_field(folder: Path) -> None:
@@ -107,11 +112,6 @@ def adapter_only(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
 
 
-def gguf_only(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    (folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-
-
 def half_downloaded(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     part = folder / ".cache" / "huggingface" / "download" / "x.incomplete"
@@ -123,7 +123,6 @@ FAULTS = {
     "no config.json": (without("config.json"), "no checkpoint (config.json) in "),
     "an adapter's folder": (adapter_only, "it holds an adapter (adapter_config.json); merge it into its base model"),
     "an adapter in a checkpoint": (containing("adapter_config.json", b"{}"), "adapters are not applied; supported: "),
-    "GGUF files": (gguf_only, "it holds GGUF files, which are not supported; the folder of a Hugging Face checkpoint"),
     "a download that has not ended": (
         half_downloaded,
         " has no weights: its download has not ended (x.incomplete); repeat",
@@ -162,12 +161,11 @@ def test_a_folder_at_fault_is_refused_in_a_line(folder: Path, change: Callable[[
     assert str(folder) in message
 
 
-def test_a_gguf_file_is_no_folder(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    needed = "the folder of a Hugging Face checkpoint is needed"
-    assert refusal(file) == f"{file}: GGUF is not supported; {needed}"
-    assert refusal(file.rename(tmp_path / "model.bin")) == f"{tmp_path / 'model.bin'}: is a file; {needed}"
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"PK")
+    needed = "a GGUF file or the folder of a Hugging Face checkpoint is needed"
+    assert refusal(file) == f"{file} is a file; {needed}"
 
 
 def test_the_hubs_cache_holds_folders_of_commits(tmp_path: Path) -> None:
@@ -193,9 +191,9 @@ def test_a_node_that_loads_no_model_needs_no_weights(folder: Path, models: str, 
     check_resources(config)
     with pytest.raises(TurnoutError, match="lacks model-00001" if index else "has no weights"):
         check_checkpoint(folder, FIELD)
-    write_checkpoint(folder, quantization_config={"quant_method": "gptq"})
+    write_checkpoint(folder, quantization_config={"quant_method": "hqq"})
     (folder / "model.safetensors").unlink()
-    assert refusal(folder).startswith(f"{folder}: quantization_config: gptq is not supported")
+    assert refusal(folder).startswith(f"{folder}: quantization_config: hqq is not supported")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

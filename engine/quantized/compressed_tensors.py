@@ -1,0 +1,88 @@
+"""compressed-tensors, as llm-compressor writes it: formats pack-quantized, int-quantized, float-quantized, naive.
+
+`weight_packed` int32 [out, in * bits / 32] with `weight_shape` holds signed integers plus 2^(bits-1), packed along the
+columns; or `weight` is int8 or float8_e4m3fn [out, in]. `weight_scale` and `weight_zero_point` are for all, for each
+row, for each group of a row's inputs, or for each block. The zeros of packed weights are packed along the rows.
+A weight is scale * (q - zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from engine.quantized.base import Shape, WeightFormat, spread, unpacked
+
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+BITS = (2, 4, 8)
+
+
+class CompressedTensors(WeightFormat):
+    """Weights in any of the formats; which one each has shows in its stored tensors."""
+
+    method = "compressed-tensors"
+    main = ("weight_packed", "weight")
+    parts = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+    dropped = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
+
+    def check(self) -> None:
+        """Refuse other formats, sparsity and transforms; note that activations are not quantized."""
+        groups = self.settings.get("config_groups") or {}
+        named = [self.settings.get("format"), *(group.get("format") for group in groups.values())]
+        for kind in filter(None, named):
+            if kind not in FORMATS:
+                raise self.refusal(f"of format {kind!r} is not supported; supported: {', '.join(FORMATS)}")
+        if (self.settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            raise self.refusal("with sparsity_config is not supported; supported: dense weights")
+        if (self.settings.get("transform_config") or {}).get("config_groups"):
+            raise self.refusal("with transform_config is not supported; supported: weights without transforms")
+        bits = {weights.get("num_bits", 8) for group in groups.values() if (weights := group.get("weights"))}
+        if wrong := sorted(bits - {*BITS}):
+            raise self.refusal(f"of num_bits {wrong[0]} is not supported; supported: {', '.join(map(str, BITS))}")
+        self._bits = bits or {*BITS}
+        blocks = [_block(group) for group in groups.values()]
+        self._block = next(filter(None, blocks), None)
+        if any(group.get("input_activations") for group in groups.values()):
+            self.notes.append("its activations are not quantized: they are computed in the model's dtype")
+        if self.settings.get("kv_cache_scheme"):
+            self.notes.append("its kv_cache_scheme is not applied: keys and values are kept in the model's dtype")
+
+    def is_quantized(self, parts: Mapping[str, str]) -> bool:
+        """Only a weight with scales is."""
+        return "weight_scale" in parts
+
+    def shape(self, shapes: Mapping[str, Shape], read: Callable[[str], torch.Tensor]) -> Shape:
+        """As it is stored; a packed weight's is stored with it."""
+        if "weight_packed" not in shapes:
+            return shapes["weight"]
+        rows, columns = read("weight_shape").tolist()
+        return rows, columns
+
+    def dense(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """scale * (q - zero)."""
+        scale, zero = tensors["weight_scale"].float(), tensors.get("weight_zero_point")
+        if "weight_packed" in tensors:
+            rows, columns = tensors["weight_shape"].tolist()
+            packed = tensors["weight_packed"]
+            bits = next(each for each in sorted(self._bits) if -(-columns * each // 32) == packed.shape[1])
+            offset = 1 << (bits - 1)
+            dense = unpacked(packed, bits, 1)[:, :columns].float().sub_(offset)
+            if zero is not None and zero.dtype == torch.int32:
+                zero = unpacked(zero, bits, 0)[:rows].float().sub_(offset)
+        else:
+            dense = tensors["weight"].float()
+        shape = tuple(dense.shape)
+        group = tensors.get("weight_g_idx")
+        if group is not None and scale.ndim == 2 and int(group.min()) >= 0:
+            scale = scale[:, group.long()]
+            zero = zero[:, group.long()] if zero is not None else None
+        if zero is not None:
+            dense -= spread(zero.float(), shape, self._block)
+        return dense.mul_(spread(scale, shape, self._block))
+
+
+def _block(group: Mapping[str, Any]) -> list[int] | None:
+    weights = group.get("weights") or {}
+    return weights.get("block_structure") if weights.get("strategy") == "block" else None
