@@ -135,7 +135,9 @@ class LazyWeight:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         with self._lock:
-            return self._make()[index]
+            whole = self._make()
+            part = whole[index]
+            return part if part.numel() == whole.numel() else part.clone()  # a view would keep the whole alive
 
 
 def empty_pages(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
@@ -165,24 +167,30 @@ def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     return found.flatten(1) if dim == 1 else found.movedim(-1, 1).reshape(-1, words.shape[1])
 
 
-def spread(values: torch.Tensor, shape: Shape, block: Sequence[int] | None = None) -> torch.Tensor:
+def spread(values: torch.Tensor, shape: Shape, blocks: Iterable[Sequence[int]] = ()) -> torch.Tensor:
     """Values of blocks, for every number of a matrix; what broadcasts is left as small as it is.
 
     Args:
         values: one for all (of any dimensions), one for each row ([rows] or [rows, 1]), or [blocks of rows, blocks of
             columns].
         shape: of the matrix.
-        block: sizes of a block, of which the last ones may be cut off; None: as many as divide the matrix.
+        blocks: sizes that a block may have, of which the last ones may be cut off; otherwise it divides the matrix.
 
     Returns:
         What broadcasts to the matrix.
+
+    Raises:
+        ValueError: there are as many values as no blocks have.
     """
     if values.numel() == 1:
         return values.reshape(1, 1)
     if values.ndim == 1:
-        return values.reshape(-1, 1)
+        values = values.reshape(-1, 1)
     for dim, (size, count) in enumerate(zip(shape, values.shape, strict=True)):
         if count not in (1, size):
-            each = block[dim] if block is not None else -(-size // count)
+            fitting = (block[dim] for block in blocks if -(-size // block[dim]) == count)
+            each = next(fitting, size // count)
+            if -(-size // each) != count:
+                raise ValueError(f"{list(values.shape)} factors do not fit a weight of {list(shape)}")
             values = values.repeat_interleave(each, dim).narrow(dim, 0, size)
     return values

@@ -42,8 +42,7 @@ class CompressedTensors(WeightFormat):
         if wrong := sorted(bits - {*BITS}):
             raise self.refusal(f"of num_bits {wrong[0]} is not supported; supported: {', '.join(map(str, BITS))}")
         self._bits = bits or {*BITS}
-        blocks = [_block(group) for group in groups.values()]
-        self._block = next(filter(None, blocks), None)
+        self._blocks = [block for group in groups.values() if (block := _block(group.get("weights") or {}))]
         if any(group.get("input_activations") for group in groups.values()):
             self.notes.append("its activations are not quantized: they are computed in the model's dtype")
         if self.settings.get("kv_cache_scheme"):
@@ -79,10 +78,13 @@ class CompressedTensors(WeightFormat):
             scale = scale[:, group.long()]
             zero = zero[:, group.long()] if zero is not None else None
         if zero is not None:
-            dense -= spread(zero.float(), shape, self._block)
-        return dense.mul_(spread(scale, shape, self._block))
+            dense -= spread(zero.float(), shape, self._blocks)
+        return dense.mul_(spread(scale, shape, self._blocks))
 
 
-def _block(group: Mapping[str, Any]) -> list[int] | None:
-    weights = group.get("weights") or {}
-    return weights.get("block_structure") if weights.get("strategy") == "block" else None
+def _block(weights: Mapping[str, Any]) -> list[int] | None:
+    """Rows and columns that share a scale, where a part of a row does."""
+    if weights.get("strategy") == "block":
+        return weights.get("block_structure")
+    size = weights.get("group_size") or 0
+    return [1, size] if size > 0 else None

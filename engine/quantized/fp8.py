@@ -28,7 +28,8 @@ class Fp8(WeightFormat):
         kind = self.settings.get("fmt", "e4m3")
         if kind not in ("e4m3", "float8_e4m3fn"):
             raise self.refusal(f"of fmt {kind!r} is not supported; supported: e4m3")
-        self._block = self.settings.get("weight_block_size")
+        block = self.settings.get("weight_block_size")
+        self._blocks = [block] if block else []
         if self.settings.get("activation_scheme"):
             self.notes.append("its activations are not quantized to fp8: they are computed in the model's dtype")
 
@@ -44,4 +45,4 @@ class Fp8(WeightFormat):
         """The weight times its factors."""
         dense = tensors["weight"].float()
         factors = next(tensors[name] for name in SCALES if name in tensors).float()
-        return dense.mul_(spread(factors, tuple(dense.shape), self._block))
+        return dense.mul_(spread(factors, tuple(dense.shape), self._blocks))

@@ -28,32 +28,41 @@ class Gptq(WeightFormat):
         """Refuse other packings, and bits that are not packed whole."""
         self._version = str(self.settings.get("checkpoint_format") or self.settings.get("format") or "gptq")
         if self._version not in FORMATS:
-            raise self.refusal(f"of checkpoint_format {self._version!r} is not supported; supported: {FORMATS}")
+            supported = ", ".join(FORMATS)
+            raise self.refusal(f"of checkpoint_format {self._version!r} is not supported; supported: {supported}")
         bits = self.settings.get("bits")
         if bits not in BITS:
             raise self.refusal(f"of bits {bits} is not supported; supported: {', '.join(map(str, BITS))}")
+        self._bits = int(bits)
 
     def shape(self, shapes: Mapping[str, Shape], read: Callable[[str], torch.Tensor]) -> Shape:
-        """[out, in]; the bits follow from the zeros, since single layers may have others."""
+        """[out, in]; without `g_idx`, as many inputs as the words hold."""
         rows, columns = shapes["qweight"]
-        return columns, rows * 32 // self._bits(shapes)
+        return columns, shapes["g_idx"][0] if "g_idx" in shapes else rows * 32 // self._bits_of(shapes)
 
     def dense(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """scale * (q - zero), by groups of inputs."""
         scales, zeros = tensors["scales"].float(), tensors["qzeros"]
-        bits = self._bits({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        bits = self._bits_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         if self._version == "gptq":
             zeros = zeros + sum(1 << shift for shift in range(0, 32, bits))
-        numbers = unpacked(tensors["qweight"], bits, 0)
+        dense = unpacked(tensors["qweight"], bits, 0).float()
         group = tensors.get("g_idx")
         if group is None:
-            group = torch.arange(len(numbers)) // -(-len(numbers) // len(scales))
-        group = group.long()
-        offsets = unpacked(zeros, bits, 1).float()
-        dense = numbers.float()
-        dense -= offsets[group]
+            group = torch.arange(len(dense)) // -(-len(dense) // len(scales))
+        group, dense = group.long(), dense[: len(group)]
+        dense -= unpacked(zeros, bits, 1)[:, : dense.shape[1]].float()[group]
         dense *= scales[group]
         return dense.T
 
-    def _bits(self, shapes: Mapping[str, Shape]) -> int:
-        return 32 * shapes["qzeros"][1] // shapes["qweight"][1]
+    def _bits_of(self, shapes: Mapping[str, Shape]) -> int:
+        """Of one layer: single ones may have others than the rest, which shows in the words that hold the zeros.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: they are packed in a way that is not supported.
+        """
+        words, columns = shapes["qzeros"][1], shapes["qweight"][1]
+        for bits in (self._bits, *BITS):
+            if -(-columns * bits // 32) == words:
+                return bits
+        raise self.refusal(f"with {words} words for {columns} zeros is not supported; supported bits: 2, 4, 8")

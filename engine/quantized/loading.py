@@ -15,7 +15,7 @@ from safetensors import safe_open
 from engine.gguf_weights import gguf_state
 from engine.quantized import format_of
 from engine.quantized.base import LazyWeight, QuantizedWeight, WeightFormat, empty_pages
-from turnout.checkpoint_files import weight_files
+from turnout.checkpoint_files import FLOATS, weight_files
 
 
 @contextmanager
@@ -46,6 +46,9 @@ def _dequantized(found: WeightFormat, files: list[Any], dtype: torch.dtype) -> d
     places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
     quantized, used = found.weights(places)
     state: dict[str, Any] = {name: file.get_slice(name) for name, file in places.items() if name not in used}
+    for name, part in state.items():
+        if name.endswith("weight") and part.get_dtype() not in FLOATS:
+            raise found.refusal(f"with {name} stored as {part.get_dtype()} without factors is not supported")
     lock = threading.Lock()
     for weight in quantized:
         read = partial(read_part, weight, places)

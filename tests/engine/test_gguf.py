@@ -77,6 +77,14 @@ def test_a_model_is_the_one_that_was_written(kind: str, tmp_path: Path) -> None:
     assert error <= (1e-4 if kind in rounded else 0)
 
 
+def test_experts_count_twice_while_a_layer_of_them_is_merged(tmp_path: Path) -> None:
+    folder = described(write_gguf(tmp_path / "model.gguf", tiny("mixtral")))
+    experts = 4 * 3 * 64 * 96  # of one of the two layers
+    largest = BYTE_VOCAB * 64
+    chunk, permuted = 16 * max(largest, 4 * 64 * 96), 2 * 4 * 64 * 64
+    assert weight_sizes(folder, torch.bfloat16).loading_bytes == chunk + permuted + 2 * experts
+
+
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0])
 def test_every_type_is_dequantized_as_the_library_does(kind: Kind, tmp_path: Path) -> None:
     written = tiny("llama")

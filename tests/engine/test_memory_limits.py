@@ -193,6 +193,7 @@ def test_a_share_of_a_split_model_is_checked_too(pair_folder: Path, monkeypatch:
 
 
 def test_weights_that_torch_has_pickled_count_as_well(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     model = random_model(llama_config(), seed=0)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     torch.save(model.state_dict(), tmp_path / "training_args.bin")
@@ -203,6 +204,7 @@ def test_weights_that_torch_has_pickled_count_as_well(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_that_can_be_counted_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TurnoutError, match="has no weights: neither"):
         count_parameters(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing of the kind")

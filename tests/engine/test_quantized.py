@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoints import read_config, read_model
 from engine.costs.weight_sizes import weight_sizes
 from engine.loading import load_checkpoint
 from engine.quantized import FORMATS
+from engine.quantized.base import LazyWeight, spread
 from tests.engine.harness import CPU
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.checkpoint_files import READ_QUANTIZED, check_checkpoint
@@ -198,6 +200,15 @@ def test_the_engine_runs_it_and_its_digest_names_the_weights(tmp_path: Path) -> 
     assert sizes == [each.num_parameters for each in found] == [found[0].num_parameters] * 2
 
 
+def test_a_share_of_a_weight_does_not_keep_the_whole() -> None:
+    lazy = LazyWeight((6, 4), torch.float32, lambda: torch.arange(24.0).view(6, 4), threading.Lock())
+    assert lazy.get_shape() == [6, 4]
+    assert lazy[...].tolist() == torch.arange(24.0).view(6, 4).tolist()
+    share = lazy[2:4, 1:3]
+    assert share.tolist() == [[9, 10], [13, 14]]
+    assert share.untyped_storage().nbytes() == 4 * 4
+
+
 HAND: dict[str, tuple[dict[str, Any], Tensors, list[list[float]]]] = {
     # 0x76543210: inputs 0 to 7 of the one output are 0 to 7; stored zero 2 stands for 3.
     "gptq": (
@@ -250,6 +261,28 @@ def test_words_unpacked_by_hand(method: str) -> None:
 
 def test_every_method_that_is_not_refused_has_a_file() -> None:
     assert set(FORMATS) == set(READ_QUANTIZED)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "values", "columns"),
+    [([], [1, 2], [1, 1, 2, 2]), ([[1, 3]], [1, 2], [1, 1, 1, 2]), ([[1, 9], [1, 3]], [1, 2], [1, 1, 1, 2])],
+)
+def test_factors_are_spread_over_their_blocks(blocks: list[list[int]], values: list[int], columns: list[int]) -> None:
+    assert spread(torch.tensor([values]), (5, 4), blocks).tolist() == [columns]
+
+
+def test_factors_of_no_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 4\] factors do not fit a weight of \[5, 6\]"):
+        spread(torch.ones(1, 4), (5, 6))
+
+
+def test_a_weight_without_its_factors_is_refused(tmp_path: Path) -> None:
+    write_quantized(tmp_path, CASES["plain fp8, block"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(TurnoutError, match=r"fp8 with model\.layers\.0\.mlp\.up_proj\.weight stored as F8_E4M3"):
+        read_model(tmp_path, torch.float32)
 
 
 def test_the_first_gptq_format_borrows_from_the_next_zero() -> None:

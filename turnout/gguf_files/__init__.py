@@ -77,10 +77,11 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def _starts_as_gguf(path: Path) -> bool:
-    if not path.is_file():
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:  # a folder, or nothing at all
         return False
-    with path.open("rb") as file:
-        return file.read(4) == MAGIC
 
 
 def _shards(path: Path, field: str, check: bool = True) -> list[Path]:
