@@ -23,10 +23,10 @@ def check(
 ) -> None:
     """Check a configuration file: its fields, the methods' parameters, and the models' checkpoints.
 
-    Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault. With a
-    good one, the memory that each pool's processes will take is shown.
+    Exit code 0 when it can be served, 1 when not; the line on standard error then names the field at fault.
     Notes go there, too. Of weight files only the headers are read; where this machine has none, a note says so.
     Nothing is downloaded: of a model of a hub or a URL, what the cache holds is checked.
+    With a good file, the memory is shown that each pool takes whose models are all here.
     """
     from engine.checkpoints import read_config
     from engine.costs.limits import count_parameters

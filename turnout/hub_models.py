@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from turnout.cache_lock import locked
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.gguf_files import shard_names
 from turnout.model_files import Found, complete, complete_file, lacking, missing, shown_bytes, some
 from turnout.model_location import HubRepository
 
@@ -172,7 +173,8 @@ def find(repository: HubRepository, weights: bool = True) -> Found:
         sizes = {file.path: file.size for file in get_cached_repo_tree(repository.name, revision=resolved)}
     except CachedRepoTreeNotFoundError:
         return Found(path if path.exists() else None)
-    lacks = missing(folder, sizes, [repository.file]) if repository.file else lacking(folder, sizes, weights)
+    file = repository.file
+    lacks = missing(folder, sizes, shard_names(file)) if file else lacking(folder, sizes, weights)
     return Found(path if path.exists() and not lacks else None, tuple(lacks))
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from turnout.checkpoint_files import ADAPTER, CONFIG, INDEX, JSON_FILES, QUANTIZED_FILES, TOKENIZERS, WEIGHTS
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.gguf_files import shard_names
 from turnout.model_location import GGUF
 
 # All that is read of a checkpoint but its weights. Code and other frameworks' files match none of these.
@@ -94,15 +95,16 @@ def complete(files: RemoteFiles, field: str, weights: bool = True) -> Path:
 
 
 def complete_file(files: RemoteFiles, file: str, field: str) -> Path:
-    """Copy one file, unless it is here.
+    """Copy one GGUF file, unless it is here; of a shard, all that belong to it.
 
     Raises:
         TurnoutError: there is no such file, or as `complete`.
     """
-    if file not in files.sizes:
+    names = shard_names(file)
+    if absent := [name for name in names if name not in files.sizes]:
         others = some(sorted(name for name in files.sizes if name.endswith(GGUF)))
-        raise invalid(field, f"{files.name}: there is no file {file}; GGUF files there: {others or 'none'}")
-    _bring(files, [file], field)
+        raise invalid(field, f"{files.name}: there is no file {absent[0]}; GGUF files there: {others or 'none'}")
+    _bring(files, names, field)
     return files.folder / file
 
 

@@ -17,6 +17,7 @@ from turnout.atomic_files import write_whole
 from turnout.cache_lock import cache_folder, locked
 from turnout.checkpoint_files import WEIGHT_FILES
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.gguf_files import shard_names
 from turnout.model_files import Found, complete, complete_file, description, lacking, missing, weights_entry
 from turnout.model_location import GGUF, StoredFiles
 
@@ -100,7 +101,7 @@ class StoredVersion:
 
     def _place(self, name: str) -> str:
         if self.name.endswith(GGUF):
-            return self.root
+            return self.root.removesuffix(self.name.rpartition("/")[2]) + name
         return f"{self.root.rstrip('/')}/{name}" if self.root else name
 
 
@@ -144,7 +145,7 @@ def find(stored: StoredFiles, weights: bool = True) -> Found:
     except (OSError, ValueError, KeyError, TypeError):
         return Found(None)
     if (file := _file_of(stored)) is not None:
-        lacks = missing(folder, sizes, [file])
+        lacks = missing(folder, sizes, shard_names(file))
         return Found(None if lacks else folder / file, tuple(lacks))
     lacks = lacking(folder, sizes, weights)
     return Found(None if lacks else folder, tuple(lacks))
@@ -165,7 +166,7 @@ def _listed(stored: StoredFiles, field: str) -> StoredVersion:
     with _refusals(stored.url, field):
         system.invalidate_cache()
         if (file := _file_of(stored)) is not None:
-            found = {file: system.info(root)}
+            found = {name: system.info(root.removesuffix(file) + name) for name in shard_names(file)}
         else:
             listed = system.find(root, maxdepth=DEPTH, detail=True)
             found = {path.removeprefix(root.rstrip("/")).lstrip("/"): info for path, info in listed.items()}
@@ -184,7 +185,7 @@ def _listed(stored: StoredFiles, field: str) -> StoredVersion:
 def _needed(sizes: Mapping[str, int], file: str | None) -> list[str]:
     """The files that a version consists of; others may change."""
     if file is not None:
-        return [file]
+        return shard_names(file)
     names = [name for name in sorted(sizes) if "/" not in name]
     weights = [name for name in names if any(fnmatchcase(name, each) for each in WEIGHT_FILES)]
     entry = weights_entry(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.checkpoints import read_config
 from engine.costs.limits import read_shape
 from engine.forward_check import CHECK_CHUNKS, our_logits
 from engine.loading import load_checkpoint
+from tests.engine.test_quantized import CASES
 from training.random_models import byte_tokenizer
 from turnout.config import ModelConfig
 from turnout.errors import TurnoutError
@@ -84,6 +86,37 @@ def test_a_wrapper_runs_as_its_text_side(kind: str, renamed: bool, tmp_path: Pat
     assert checkpoint.notes[0] == f"{tmp_path}: {note}"
     _, shape = read_shape("m", ModelConfig(path=str(tmp_path)))
     assert (shape.num_parameters, shape.vocab_size) == (checkpoint.num_parameters, TINY["vocab_size"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "place"),
+    [("mistral3", "int8", None), ("llava", "plain fp8, block", None), ("gemma3", "int4, groups", "text_config")],
+)
+def test_the_text_side_of_a_quantized_wrapper(kind: str, case: str, place: str | None, tmp_path: Path) -> None:
+    whole = whole_model(kind)
+    whole.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, layer in whole.model.language_model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            stem = f"language_model.model.{name}"
+            tensors, layer.weight.data = CASES[case].make(*layer.weight.shape)
+            del stored[f"{stem}.weight"]
+            stored |= {f"{stem}.{part}": tensor for part, tensor in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text())
+    (values[place] if place else values)["quantization_config"] = CASES[case].settings
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    byte_tokenizer().save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path, torch.float32, CPU)
+    got = our_logits(checkpoint.plan, CHECK_CHUNKS, TINY["vocab_size"], CPU)
+    torch.testing.assert_close(got, logits_of(whole), atol=1e-4, rtol=0)
+    assert [f"{tmp_path}: {note}" for note in CASES[case].notes] == checkpoint.notes[1:]
+    _, shape = read_shape("m", ModelConfig(path=str(tmp_path)))
+    assert shape.num_parameters == checkpoint.num_parameters
+    values["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(TurnoutError, match="quantization_config: mxfp4 is not supported; supported: gptq, awq"):
+        read_config(tmp_path)
 
 
 def test_an_unknown_wrapper_and_an_unknown_text_side_are_refused_by_name(tmp_path: Path) -> None:

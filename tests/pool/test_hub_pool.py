@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from cli.serve import _pinned
+from engine.loading import load_checkpoint
 from pool.local_pool import LocalPool
 from tests.engine.harness import ask, pair_config
+from tests.gguf_models import write_gguf
 from tests.hub_server import own_caches, point_at, running
 from training.random_models import llama_config, random_model
-from turnout.config import TurnoutConfig, pinned
+from turnout.config import ModelConfig, TurnoutConfig, check_resources, model_path, models_here, pinned
 
 
 @pytest.fixture
@@ -62,6 +65,25 @@ async def test_a_pool_of_a_hub_answers_as_one_of_folders(
     ]
     for pool in pools:
         await pool.close()
+
+
+def test_a_gguf_file_of_a_hub_is_the_model_of_that_file(
+    tmp_path: Path, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tmp_path / "m.gguf", random_model(llama_config(), seed=4))
+    config = TurnoutConfig.model_validate(
+        {"models": {"m": {"path": "hf:tiny/packed/m.gguf@main"}}, "pools": {"p": {"small": "m", "large": "m"}}}
+    )
+    check_resources(config)
+    assert models_here(config) == {}
+    with running() as hub:
+        point_at(hub, monkeypatch)
+        hub.push("tiny/packed", {"m.gguf": file.read_bytes(), "other.gguf": b"GGUF"})
+        folder = model_path(config.models["m"])
+    assert models_here(config) == {"m": folder}
+    folders = (folder, model_path(ModelConfig(path=str(file))))
+    first, second = (load_checkpoint(each, torch.float32, torch.device("cpu")).digest for each in folders)
+    assert first == second
 
 
 def test_a_node_is_prepared_by_one_command(pair_folder: Path, tmp_path: Path) -> None:

@@ -116,6 +116,18 @@ def test_one_file_of_a_repository(hub: Hub) -> None:
     assert "it holds GGUF files: name one of q4.gguf, q8.gguf in the path" in refusal("hf:tiny/packed").message
 
 
+def test_a_gguf_file_of_a_repository_comes_with_its_other_shards(hub: Hub) -> None:
+    shards = [f"q8-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.push("tiny/packed", {shards[0]: b"GGUF 1", shards[1]: b"GGUF 2"})
+    path = f"hf:tiny/packed/{shards[1]}"
+    found = fetch_model(path, FIELD)
+    assert [found.with_name(name).read_bytes() for name in shards] == [b"GGUF 1", b"GGUF 2"]
+    found.with_name(shards[0]).unlink()
+    assert find_model(path, FIELD).lacking == (shards[0],)
+    hub.push("tiny/half", {shards[1]: b"GGUF 2"})
+    assert f"there is no file {shards[0]}" in refusal(f"hf:tiny/half/{shards[1]}").message
+
+
 def test_a_broken_connection_is_taken_up_where_it_broke(
     hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,15 @@ def test_a_store_that_is_gone(store: MemoryFileSystem, monkeypatch: pytest.Monke
 def test_one_file(store: MemoryFileSystem) -> None:
     store.pipe("/bucket/q4.gguf", b"GGUF 4")
     assert stored_models.fetch(StoredFiles("memory://bucket/q4.gguf"), FIELD).read_bytes() == b"GGUF 4"
+    names = [f"q8-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in names:
+        store.pipe(f"/bucket/{name}", name.encode())
+    shard = StoredFiles(f"memory://bucket/{names[1]}")
+    found = stored_models.fetch(shard, FIELD)
+    assert [found.with_name(name).read_text() for name in names] == names
+    assert stored_models.find(shard).path == found
+    found.with_name(names[0]).unlink()
+    assert stored_models.find(shard).lacking == (names[0],)
 
 
 @pytest.mark.parametrize(

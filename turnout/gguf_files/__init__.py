@@ -58,6 +58,14 @@ def described(path: Path, field: str = "path") -> Path:
     return folder
 
 
+def shard_names(name: str) -> list[str]:
+    """The files of the model that a GGUF file of this name belongs to; a name may have folders before it."""
+    if not (found := SHARD.fullmatch(name)):
+        return [name]
+    count = int(found["count"])
+    return [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+
+
 def index_of(folder: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a model that `described` has described, by name; None: another folder."""
     if not is_described(folder):
@@ -90,10 +98,7 @@ def _shards(path: Path, field: str, check: bool = True) -> list[Path]:
     Raises:
         TurnoutError: INVALID_ARGUMENT for `field`: one is missing, unless `check` says no.
     """
-    if not (found := SHARD.fullmatch(path.name)):
-        return [path]
-    count = int(found["count"])
-    files = [path.with_name(f"{found['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    files = [path.with_name(name) for name in shard_names(path.name)]
     if check and (missing := [file.name for file in files if not file.is_file()]):
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise invalid(field, f"{path.parent} lacks {missing[0]}{more}, which {path.name} belongs to")
