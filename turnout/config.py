@@ -255,7 +255,7 @@ def with_drafts(config: TurnoutConfig) -> TurnoutConfig:
         target = config.models[pool.large]
         place = f"models.{pool.large}"
         here = find_model(target.path, f"{place}.path").path  # nothing is downloaded to read a file
-        folder = None if here is None else find_draft(here, place)[0]
+        folder = None if here is None else find_draft(described(here, f"{place}.path"), place)[0]
         if folder is None:
             continue
         draft = f"{pool.large}-draft"
