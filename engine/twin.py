@@ -38,6 +38,7 @@ TWIN_SIZES = {
     "attention_chunk_size": TWIN_CHUNK,
     "floor_scale": TWIN_CHUNK,
     "original_max_position_embeddings": TWIN_SCALED_FROM,
+    "initial_context_length": TWIN_SCALED_FROM,
     "first_k_dense_replace": 1,
     "n_group": 2,
     "topk_group": 1,

@@ -27,7 +27,8 @@ TWIN_TOKENS = 48  # of a twin, which so crosses every boundary that is smaller
 # Numbers that are sizes or identifiers: another one that large may be a boundary that the twin does not cross.
 SIZES = re.compile(
     r"vocab_size|(\w+_)?hidden_size\w*|\w*intermediate_size\w*|\w*head_dim|\w*_rank|(moe_)?num_\w+|n_\w+|\w*_token_id"
-    r"|max_position_embeddings|original_max_position_embeddings|sliding_window|attention_chunk_size|floor_scale|max_window_layers|rope_theta"
+    r"|max_position_embeddings|original_max_position_embeddings|initial_context_length|sliding_window"
+    r"|attention_chunk_size|floor_scale|max_window_layers|rope_theta"
     r"|query_pre_attn_scalar|attn_logit_softcapping|final_logit_softcapping"
 )
 

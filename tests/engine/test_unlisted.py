@@ -102,8 +102,11 @@ HYBRIDS = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
     *("kimi_linear", "minimax", "recurrent_gemma", "mamba2"),
 )
-# What the usual configuration of a class leaves open.
-UNSET: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6, "num_key_value_heads": 32}}
+# What checkpoints set and the usual configuration of a class leaves open.
+UNSET: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "num_key_value_heads": 32},
+    "gpt_oss": {"initial_context_length": 4096, "experts_per_token": 4, "swiglu_limit": 7.0},
+}
 REFUSED = {
     "deepseek_v32": "layers of kind 'indexed_attention' (layer_types) are not known",
     **dict.fromkeys(HYBRIDS, "layers of kind 'linear_attention' (layer_types) keep a recurrent state, which is not "),
