@@ -17,7 +17,7 @@ from engine.attention.step import Scores
 from engine.backends.base import Kernels
 from engine.backends.llama_fused import LeanLayer
 from engine.backends.native.stack import NativeLayer
-from engine.forward_check import difference
+from engine.forward_check import EXPERT_CHUNKS, difference, typical_difference
 from engine.loaded_model import check_supported
 from engine.loading import prepare
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of, kernels_of
@@ -164,17 +164,32 @@ def test_a_difference_does_not_grow_with_the_vocabulary_and_no_wrong_row_or_logi
         assert difference(rounded, expected) == pytest.approx(2.0 / 8, rel=0.01)
         rounded[17] = expected[16]
         assert difference(rounded, expected) == pytest.approx(2**0.5, rel=0.15)
-        assert difference(rounded, expected, typical=True) == pytest.approx(0.05, rel=0.15)
-        rounded[:13] = expected[11:].flip(0)[:13]
-        assert difference(rounded, expected, typical=True) > 1.0
+        assert typical_difference(rounded, expected, EXPERT_CHUNKS) == pytest.approx(0.05, rel=0.15)
+        for first, rows in ((0, 9), (19, 5)):  # most of those fed together, and of those fed alone
+            faulty = rounded.clone()
+            faulty[first : first + rows] = expected[first : first + rows].roll(1, 0)
+            assert typical_difference(faulty, expected, EXPERT_CHUNKS) > 1.0
         rounded[3, 5] = torch.nan
-        assert not difference(rounded, expected, typical=True) <= 1.0
+        assert not typical_difference(rounded, expected, EXPERT_CHUNKS) <= 1.0
+
+
+def rounded_experts(seed: int) -> Any:
+    """A model in bfloat16 of which rounding chooses some experts."""
+    config = config_of("mixtral", num_hidden_layers=4, num_experts=16, num_local_experts=16)
+    return random_model(config, seed=seed, spread=0.2).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_experts_that_rounding_chooses_are_no_fault(seed: int) -> None:
-    config = config_of("mixtral", num_hidden_layers=4, num_experts=16, num_local_experts=16)
-    assert prepare(random_model(config, seed=seed, spread=0.2).to(torch.bfloat16)).plan.has_experts
+    assert prepare(rounded_experts(seed)).plan.has_experts
+
+
+@pytest.mark.parametrize("way", ["_attend_singles", "_attend_span"])
+def test_a_fault_of_one_way_to_attend_shows_in_spite_of_experts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = getattr(SdpaStep, way)
+    monkeypatch.setattr(SdpaStep, way, lambda *arguments: original(*arguments).flip(-1))
+    with pytest.raises(TurnoutError, match="mixtral: our forward differs from the plain one"):
+        prepare(rounded_experts(0), "torch")
 
 
 def test_the_load_check_refuses_broken_numbers() -> None:
