@@ -17,6 +17,7 @@ from engine.cache.paged_kv import PagedKV
 
 SCORE_BYTES = 64 << 20  # most memory of the scores of one piece of work
 Bounds = tuple[int | None, int | None]  # window and chunk
+SpanBounds = tuple[int | None, int | None, bool]  # the same, and `Scores.plain`
 
 
 @dataclass(slots=True)
@@ -66,18 +67,18 @@ class _Span:
     first_slot: int
     places: torch.Tensor
     tree: torch.Tensor | None
-    masks: dict[Bounds, torch.Tensor | None] = field(default_factory=dict)
+    masks: dict[SpanBounds, torch.Tensor | None] = field(default_factory=dict)
 
     def mask(self, scores: Scores, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive mask [count, length], made once per step; None when `is_causal` says it all."""
-        bounds = (scores.window, scores.chunk)
+        """Additive mask [count, length], made once per step; None when `is_causal` of torch's attention says it all."""
+        bounds = (scores.window, scores.chunk, scores.plain)
         if bounds not in self.masks:
             self.masks[bounds] = self._build(scores, dtype)
         return self.masks[bounds]
 
     def _build(self, scores: Scores, dtype: torch.dtype) -> torch.Tensor | None:
         whole = self.tree is None and self.length == self.count
-        if whole and not scores.cut(self.length):
+        if whole and scores.plain and not scores.cut(self.length):
             return None
         device = self.places.device
         seen = tree_mask(self.count, self.length, self.tree).to(device)
@@ -238,12 +239,13 @@ def _attend(
     how: Scores,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[B, H, n, dim] over [B, H, L, dim] -> [B, H, n, dim]; sinks [1, H, 1 or n, 1] are those of each row."""
-    if how.softcap is None and sinks is None:
+    """[B, H, n, dim] over [B, H, L, dim] -> [B, H, n, dim]; sinks [1, H, 1 or n, 1] are those of each row.
+
+    `causal` counts where `how` is plain; other scores have a mask unless every row sees every key.
+    """
+    if how.plain:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=how.scaling)
     rows, keys = query.shape[-2], key.shape[-2]
-    if mask is None and causal:
-        mask = _additive(tree_mask(rows, keys, None).to(query.device), query.dtype)
     most = max(SCORE_BYTES // (4 * query.shape[0] * query.shape[1] * keys), 1)
     pieces = []
     for start in range(0, rows, most):

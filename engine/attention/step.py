@@ -37,6 +37,11 @@ class Scores:
     sinks: torch.Tensor | None = None
     chunk: int | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own attention computes the weights: it knows masks, but no soft cap and no sinks."""
+        return self.softcap is None and self.sinks is None
+
     def cut(self, end: int) -> bool:
         """Whether a token of a position below `end` may not see all before it."""
         return any(each is not None and end > each for each in (self.window, self.chunk))
@@ -72,7 +77,7 @@ class AttentionStep(Protocol):
             layer: which layer's cache.
             query: [T, heads, head_dim].
             pairs: [T, 2, kv_heads, head_dim], keys and values.
-            scores: scale, window, soft cap, sinks.
+            scores: scale, window, chunk, soft cap, sinks.
 
         Returns:
             [T, heads, head_dim].

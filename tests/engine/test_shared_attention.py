@@ -123,6 +123,24 @@ class TestAttention:
         mine, plain = attended(family, (4, 2, 8), scores, None)
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
+    @pytest.mark.parametrize("scores", [Scores(0.3, softcap=5.0), Scores(0.3, sinks=sinks_of(4))])
+    def test_a_mask_that_torch_does_not_imply_is_made_once_for_all_layers(
+        self, scores: Scores, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, original = list[int](), sdpa.tree_mask
+
+        def noting(count: int, *arguments: Any) -> torch.Tensor:
+            made.append(count)
+            return original(count, *arguments)
+
+        monkeypatch.setattr(sdpa, "tree_mask", noting)
+        family = Family(((-1, 1),), (Member(-1, 0, 8), Member(-1, 30, 7)))
+        query, pairs, cache = inputs(family, (4, 2, 8), torch.float32)
+        step = SdpaStep(family.layout(), store_of(cache))
+        for _ in range(3):
+            step.attend(0, query, pairs, scores)
+        assert made == [8, 7]
+
     @given(family=families())
     @cases(30)
     def test_in_bfloat16_it_is_within_rounding(self, family: Family) -> None:
