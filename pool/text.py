@@ -36,6 +36,7 @@ NO_TEMPLATE = (
     "this model has no chat template: send a plain prompt (/v1/completions), or have a chat_template.jinja added to the"
     " model's files"
 )
+PROBE = "qzx"  # a message that no template writes by itself
 T = TypeVar("T")
 # One after another: long prompts of all requests together take no more than one core.
 _long = ThreadPoolExecutor(1, thread_name_prefix="long prompts")
@@ -54,6 +55,7 @@ class TextTokenizer:
         self.ends = end_of_text(path, self._tokenizer)
         self.generation, self.notes = generation_sampling(path)
         self.eos_ids = self.ends.ids
+        self._takes_parts = _takes_parts(self._tokenizer)
         self._prefix = _prefix_ids(self._tokenizer)
         self._longest = _longest_token(self._tokenizer)
         self._bytes: TokenBytes | None = None
@@ -170,7 +172,7 @@ class TextTokenizer:
     ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns,
+                [{**turn, "content": _in_parts(turn["content"])} for turn in turns] if self._takes_parts else turns,
                 tools=tools,
                 add_generation_prompt=template.begins_answer,
                 continue_final_message=template.continue_final_message,
@@ -340,6 +342,22 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn
+
+
+def _takes_parts(tokenizer: Any) -> bool:
+    """Whether the chat template leaves out a content that is a string, and knows parts of one, as LLaVA's does."""
+
+    def knows(content: Any) -> bool:
+        with suppress(Exception):  # whatever a template raises
+            return PROBE in tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        return False
+
+    return bool(tokenizer.chat_template) and not knows(PROBE) and knows(_in_parts(PROBE))
+
+
+def _in_parts(content: str) -> list[dict[str, str]]:
+    """A message's content as templates of models of text and images have it."""
+    return [{"type": "text", "text": content}]
 
 
 def _prefix_ids(tokenizer: Any) -> list[int]:

@@ -16,6 +16,7 @@ from pool.text import TextTokenizer
 from pool.token_bytes import TokenBytes
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage
+from turnout.chat_template import TemplateOptions
 from turnout.config import ModelConfig, model_path
 from turnout.errors import Code, TurnoutError
 
@@ -229,6 +230,24 @@ def test_a_conversation_ends_where_the_assistant_begins(tokenizer: TextTokenizer
     ids = tokenizer.encode_chat([ChatMessage("user", "hi"), ChatMessage("assistant", "yo"), ChatMessage("user", "é")])
     assert [tokenizer.name_of(ids[0]), tokenizer.name_of(ids[-1])] == ["<|user|>", "<|assistant|>"]
     assert tokenizer.decode(ids) == "hiyoé"
+
+
+def test_a_template_that_knows_only_parts_of_a_content_gets_them(tmp_path: Path) -> None:
+    """LLaVA's renders a string as nothing."""
+    plain = byte_tokenizer()
+    plain.chat_template = (
+        "{% for message in messages %}<|{{ message.role }}|>"
+        "{% for part in message.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    plain.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    turns = [ChatMessage("user", "hi <|user|>"), ChatMessage("assistant", "yo"), ChatMessage("user", "é")]
+    ids = tokenizer.encode_chat(turns)
+    assert [tokenizer.name_of(ids[0]), tokenizer.name_of(ids[-1])] == ["<|user|>", "<|assistant|>"]
+    assert tokenizer.decode(ids) == "hi <|user|>yoé"
+    begun = tokenizer.encode_chat(turns[:2], template=TemplateOptions(continue_final_message=True))
+    assert tokenizer.decode(begun) == "hi <|user|>yo"
 
 
 def test_ids_without_a_token_add_nothing_and_are_not_kept() -> None:
