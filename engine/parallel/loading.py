@@ -44,12 +44,14 @@ class Share:
         num_parameters: of the whole model.
         digest: of the whole model.
         expected: what a forward is checked against; see `engine.forward_check.plain_logits`.
+        notes: findings of loading, for the operator.
     """
 
     model: Any
     num_parameters: int
     digest: str
     expected: torch.Tensor
+    notes: list[str]
 
 
 def check_split(name: str, path: Path, ranks: int) -> None:
@@ -98,7 +100,7 @@ def load_sharded(
     """
     try:
         share = load_share(group, name, path, dtype, timeout_s)
-        notes: list[str] = []
+        notes = share.notes
         plan = LeadingPlan(share.model, choose_backend(kernels, group.device, shared_attention, notes, dtype), group)
         config = share.model.config
         checkpoint = Checkpoint(
@@ -134,9 +136,9 @@ def load_share(group: Group, name: str, path: Path, dtype: torch.dtype, timeout_
     check_heads(name, config, group.world)
     _check_device(group, name)
     agree(group, f"find {name!r} in {path}", mark_of(path), deadline)
-    model = watched(group, f"load {name!r}", partial(_read, group, path, dtype, f"models.{name}.path"), deadline)
+    model, notes = watched(group, f"load {name!r}", partial(_read, group, path, dtype, f"models.{name}.path"), deadline)
     agree(group, f"load {name!r}", "", deadline)
-    return watched(group, f"check {name!r}", partial(_finish, group, model), deadline)
+    return watched(group, f"check {name!r}", partial(_finish, group, model, notes), deadline)
 
 
 def _check_device(group: Group, name: str) -> None:
@@ -151,14 +153,14 @@ def _check_device(group: Group, name: str) -> None:
         raise TurnoutError(Code.INVALID_ARGUMENT, message, field)
 
 
-def _read(group: Group, path: Path, dtype: torch.dtype, field: str) -> Any:
-    """The model with this rank's share of the weights; its modules are transformers' own."""
+def _read(group: Group, path: Path, dtype: torch.dtype, field: str) -> tuple[Any, list[str]]:
+    """The model with this rank's share of the weights, whose modules are transformers' own, and notes on loading it."""
     if group.device.type == "cuda":
         torch.cuda.set_device(group.device)
     split = DistributedConfig(tp_size=group.world)
     with _without_accelerate():
-        model, _ = read_model(path, dtype, field, distributed_config=split)
-    return model.eval().requires_grad_(False)
+        model, notes = read_model(path, dtype, field, distributed_config=split)
+    return model.eval().requires_grad_(False), notes
 
 
 @contextmanager
@@ -172,7 +174,7 @@ def _without_accelerate() -> Iterator[None]:
         modeling_utils.check_and_set_device_map = check
 
 
-def _finish(group: Group, model: Any) -> Share:
+def _finish(group: Group, model: Any, notes: list[str]) -> Share:
     """What all ranks compute together with transformers' modules; then our own stand in their place."""
     if group.device.type == "cuda":
         torch.cuda.set_device(group.device)
@@ -182,7 +184,7 @@ def _finish(group: Group, model: Any) -> Share:
     digest = weights_digest(config, _Whole(model.state_dict()))
     model.config._attn_implementation = NAME
     localise(model, group)
-    return Share(model, num_parameters, digest, expected)
+    return Share(model, num_parameters, digest, expected, notes)
 
 
 def mark_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from tests.engine import shared_engines
 from tests.engine.harness import CPU, Reply, answer, ask_all, call_of, random_prompts, reference
 from tests.engine.margin import assert_same_tokens
 from tests.engine.split import RankProcess, idle, pool_with, split, whole_pool
+from tests.engine.test_text_side import whole_model
 from training.random_models import random_model
 from turnout.calls import GenerateCall
 from turnout.config import EngineConfig, ModelConfig
@@ -210,6 +211,16 @@ async def test_what_the_prefix_store_has_is_fetched_for_all_ranks(tmp_path: Path
     assert again.meter.models["m"].fetched_tokens == 56
     await third.close()
     await first.close()
+    assert rank.outcome() == {"error": None}
+
+
+async def test_the_text_side_of_a_wrapper_is_split_and_its_note_is_kept(tmp_path: Path, rank: RankProcess) -> None:
+    whole_model("gemma3").save_pretrained(tmp_path)
+    whole = load_checkpoint(tmp_path, torch.float32, CPU)
+    with split(rank, tmp_path, **ENGINE) as model:  # whose forward was compared with that of transformers
+        assert (model.digest, model.num_parameters) == (whole.digest, whole.num_parameters)
+        assert [note for note in model.notes if "text side of 'gemma3' only" in note] == whole.notes[:1]
+        await model.close()
     assert rank.outcome() == {"error": None}
 
 
