@@ -10,25 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils.logging import disable_progress_bar
 
 from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
-from tests.training.draft_target import ENGINE, WEAK, load_tiny, save_tiny, tiny_model, tiny_plan
+from tests.engine.test_text_side import VISION
+from tests.training.draft_target import ENGINE, WEAK, load_tiny, questions, save_tiny, tiny_model, tiny_plan
 from training.draft.answers import TargetAnswers, collect
 from training.draft.layers import eliminate_layers
 from training.draft.lessons import SoftLoss, batches_of, chain_rounds
 from training.draft.measure import DraftEngine
-from training.draft.plan import bundled_questions, text_rows
+from training.draft.plan import DraftPlan, bundled_questions, text_rows
 from training.draft.run import train_draft
 from training.draft.shapes import candidate_depths, judged, predicted_speedup
 from training.draft.student import Student, cut, cut_config
 from training.draft.vocabulary import Sizes, frequency_order, kept_ids, mbsu, sweep
 from training.fitting import fit
-from training.random_models import random_model
+from training.head_runs import Questions
+from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams
 
@@ -344,6 +346,20 @@ def test_candidates_are_a_few_small_parts_of_the_target() -> None:
     assert candidate_depths(30) == [2, 4, 6, 9]
     assert candidate_depths(2) == [1]
     assert json.loads(json.dumps(candidate_depths(4))) == [1]
+
+
+async def test_a_draft_is_cut_from_the_text_side_of_a_wrapper(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    text = llama_config(num_hidden_layers=2, hidden_size=32, intermediate_size=64)
+    config = AutoConfig.for_model("llava", text_config=text.to_dict(), vision_config=VISION)
+    AutoModelForImageTextToText.from_config(config).float().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    target = load_tiny(tmp_path)
+    few = Questions(questions().training[:2], questions().heldout[:1])
+    plan = DraftPlan(few, layers=1, steps=1, temperatures=(1.0,), max_tokens=4)
+    trained = await train_draft(target, plan, ENGINE, tmp_path / "run")
+    assert (trained.model.config.model_type, trained.model.config.num_hidden_layers) == ("llama", 1)
+    await target.close()
 
 
 def test_a_saved_draft_is_an_ordinary_checkpoint(folder: Path, everything: dict[str, Any], tmp_path: Path) -> None:

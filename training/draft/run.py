@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from decoding.vocabulary import SubVocabulary
+from engine.checkpoints import read_model
 from training.checkpoint import Checkpoint
 from training.draft.answers import TargetAnswers, collect
 from training.draft.layers import eliminate_layers
@@ -73,7 +73,7 @@ class DraftRun:
         """
         plan = self._plan
         answers, unseen = await self._answers()
-        plain = AutoModelForCausalLM.from_pretrained(self._target.folder, dtype=torch.float32, local_files_only=True)
+        plain, _ = read_model(self._target.folder, torch.float32)
         sizes, vocab, count = Sizes.of(plain), plain.config.vocab_size, plain.config.num_hidden_layers
         if plan.layers is not None and plan.layers > count:
             raise invalid("layers", f"must be at most {count}, the target's, got {plan.layers}")
