@@ -43,7 +43,8 @@ def end_of_text(folder: Path, tokenizer: Any) -> EndOfText:
         folder: of a checkpoint that `turnout.checkpoint_files.check_checkpoint` accepts.
         tokenizer: the Hugging Face tokenizer in it.
     """
-    vocab_size = _values(folder / MODEL).get("vocab_size", 0)
+    values = _values(folder / MODEL)
+    vocab_size = values.get("text_config", values).get("vocab_size", 0)  # of a wrapper, its text side's
     known = max(len(tokenizer), vocab_size)
     for source, declared in _declared(folder, tokenizer):
         listed = declared if isinstance(declared, list) else [] if declared is None else [declared]

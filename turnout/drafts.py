@@ -125,11 +125,11 @@ def find_draft(target: Path, field: str) -> tuple[Path | None, str]:
 def layer_share(draft: Path, target: Path) -> float:
     """Return the draft's number of layers over the target's; 1 where their configurations name none."""
     try:
-        ours, theirs = (
-            json.loads((folder / CONFIG).read_text(encoding="utf-8"))["num_hidden_layers"] for folder in (draft, target)
-        )
+        found = [json.loads((folder / CONFIG).read_text(encoding="utf-8")) for folder in (draft, target)]
+        # A model of text and images has the settings of its text side by themselves.
+        ours, theirs = (values.get("text_config", values)["num_hidden_layers"] for values in found)
         return float(ours) / float(theirs)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return 1.0
 
 

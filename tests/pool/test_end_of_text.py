@@ -128,6 +128,11 @@ def test_ends_of_a_nested_configuration_are_found(folder: Path) -> None:
     assert (ends.ids, ends.source) == ({9}, "config.json")
 
 
+def test_an_end_that_only_the_text_side_of_a_wrapper_has_counts(folder: Path) -> None:
+    declare(folder / "small", {"eos_token_id": 300}, {"text_config": {"vocab_size": 320}})
+    assert TextTokenizer(folder / "small").eos_ids == {300}
+
+
 def test_where_nothing_names_an_end_there_is_none(folder: Path) -> None:
     checkpoint = folder / "small"
     declare(checkpoint, None, {})

@@ -13,7 +13,7 @@ import yaml
 from pool.components import open_parts
 from tests.training.draft_target import save_tiny
 from turnout.config import ModelConfig, TurnoutConfig, load_config, parse_config
-from turnout.drafts import ABOUT, draft_place, register, target_identity
+from turnout.drafts import ABOUT, draft_place, layer_share, register, target_identity
 from turnout.errors import TurnoutError
 
 
@@ -69,6 +69,13 @@ def test_a_draft_is_found_and_becomes_the_small_model(target: Path) -> None:
     assert config.models["big-draft"] == expected
     assert open_parts("p", config).notes == []
     assert config == parse_config(config.model_dump(exclude_unset=True))  # as it is sent to other processes
+
+
+def test_layers_are_those_of_the_text_side_of_a_wrapper(target: Path, tmp_path: Path) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.mkdir()
+    (wrapper / "config.json").write_text('{"text_config": {"num_hidden_layers": 16}}', encoding="utf-8")
+    assert layer_share(target, wrapper) == 4 / 16
 
 
 def test_a_draft_elsewhere_is_found_through_its_link(target: Path, tmp_path: Path) -> None:
