@@ -18,6 +18,7 @@ from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.lengths.fixed import FixedLength
 from decoding.sequence import Sequence
 from tests.engine.test_text_side import VISION
+from tests.engine.test_unlisted import config_of
 from tests.training.draft_target import ENGINE, WEAK, load_tiny, questions, save_tiny, tiny_model, tiny_plan
 from training.draft.answers import TargetAnswers, collect
 from training.draft.layers import eliminate_layers
@@ -135,6 +136,19 @@ def test_settings_that_list_a_value_for_each_layer_keep_those_of_the_chosen() ->
     assert made.layer_types == ["sliding_attention", "chunked_attention"]
     assert (made.num_hidden_layers, made.eos_token_id) == (2, [1, 2, 3, 4])
     assert config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "llama4_text"])
+@pytest.mark.parametrize("layers", [[0], [1], [0, 1]])
+def test_layers_with_experts_and_without_keep_theirs(kind: str, layers: list[int]) -> None:
+    """The first has none in either; the configuration says so by layers' numbers."""
+    model = random_model(config_of(kind), seed=1, spread=0.2)
+    student = cut(model, layers)
+    ids = torch.arange(1, 20)[None]
+    if layers == [0, 1]:
+        assert torch.equal(student(ids).logits, model(ids).logits)
+    has_experts = [any("experts" in name for name in layer.state_dict()) for layer in student.model.layers]
+    assert has_experts == [layer == 1 for layer in layers]
 
 
 def test_layers_that_say_least_are_removed_first(everything: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from turnout.errors import invalid
 
+LAYER_NUMBERS = ("moe_layers", "mlp_only_layers")  # settings that list layers by their numbers
+
 
 def layer_list(model: Any) -> tuple[str, nn.ModuleList]:
     """Return the decoder layers of a Hugging Face causal language model, with the name they have in it.
@@ -60,11 +62,16 @@ def cut(model: Any, layers: Sequence[int]) -> Any:
 
 
 def cut_config(config: Any, layers: Sequence[int]) -> Any:
-    """Copy a configuration for some of the layers: settings that list one value for each layer keep theirs."""
+    """Copy a configuration for some of the layers: settings that say something of a layer say it of its place."""
     count, made = config.num_hidden_layers, copy.deepcopy(config)
     for key, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == count and key != "eos_token_id":
             setattr(made, key, [value[layer] for layer in layers])
+    for key in LAYER_NUMBERS:
+        if listed := getattr(config, key, None):
+            setattr(made, key, [place for place, layer in enumerate(layers) if layer in listed])
+    if dense := getattr(config, "first_k_dense_replace", None):
+        made.first_k_dense_replace = sum(layer < dense for layer in layers)
     made.num_hidden_layers = len(layers)
     return made
 
