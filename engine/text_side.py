@@ -28,7 +28,7 @@ def is_wrapper(values: dict[str, Any]) -> bool:
 
 
 def text_side(config: Any) -> Any:
-    """The configuration of the text side of a wrapper, as its checkpoint stores that side's weights.
+    """Return the configuration of the text side of a wrapper, as its checkpoint stores that side's weights.
 
     Args:
         config: the wrapper's Hugging Face configuration.
@@ -51,7 +51,7 @@ def check_wrapper(kind: Any, field: str) -> None:
 
 
 def note_of(kind: str, unused: list[str]) -> str:
-    """What the operator should know of a wrapper that was loaded.
+    """Say what the operator should know of a wrapper that was loaded.
 
     Args:
         kind: its `model_type`.

@@ -126,7 +126,7 @@ def has_experts(config: Any) -> bool:
 
 
 def kv_shape(config: Any) -> tuple[int, int]:
-    """Key/value heads and the width of one, as they are cached.
+    """Return the number of key/value heads and the width of one, as they are cached.
 
     Of latent attention (`engine.attention.latent`) a token's latent and shared key are cached, as one head.
     """

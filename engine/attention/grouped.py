@@ -67,7 +67,7 @@ class Joined:
         self.weights[rows] = both
 
     def weighed(self, sinks: torch.Tensor | None) -> torch.Tensor:
-        """The values, float32 [T, heads, dim], where sinks ([heads], as in `Scores`) take a share of the weights."""
+        """Return the values, float32 [T, heads, dim], of which sinks ([heads], as in `Scores`) took a share."""
         return self.values if sinks is None else self.values * (self.weights - sinks.float()).sigmoid()[..., None]
 
 

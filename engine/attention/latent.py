@@ -29,17 +29,17 @@ class Latent:
         self._keys, self._values = weight.split(widths, dim=1)  # [heads, width, rank]
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
-        """Queries [T, heads, nope + rope] -> against latents and shared keys, [T, heads, rank + rope]."""
+        """Turn queries [T, heads, nope + rope] into queries of latents and shared keys, [T, heads, rank + rope]."""
         plain, turned = query[..., : self._without_position], query[..., self._without_position :]
         return torch.cat((torch.einsum("thn,hnr->thr", plain, self._keys), turned), dim=-1)
 
     def expand(self, attended: torch.Tensor) -> torch.Tensor:
-        """Weighted sums of latents [T, heads, rank] -> of values, [T, heads, v_head_dim]."""
+        """Turn weighted sums of latents [T, heads, rank] into weighted sums of values [T, heads, v_head_dim]."""
         return torch.einsum("thr,hvr->thv", attended, self._values)
 
 
 def keep_latents(layer: nn.Module) -> None:
-    """Have the latent attention of a decoder layer, where it has one, hand out latents for keys and values.
+    """Make the latent attention of a decoder layer, where it has one, pass latents on as its keys and values.
 
     Args:
         layer: its attention is recognised by `expand_kv`, and gets an attribute `turnout_latent`.
@@ -48,10 +48,10 @@ def keep_latents(layer: nn.Module) -> None:
     for module in list(layer.modules()):
         if hasattr(module, "expand_kv") and module.kv_b_proj.bias is None:
             module.turnout_latent = Latent(module)
-            module.expand_kv = _as_they_are
+            module.expand_kv = _not_expanded
             module.kv_b_proj = None
 
 
-def _as_they_are(latents: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents [1, 1, T, rank] and shared keys [1, 1, T, rope] -> keys [1, 1, T, rank + rope], and values."""
+def _not_expanded(latents: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys [1, 1, T, rank + rope] and values, of latents [1, 1, T, rank] and shared keys [1, 1, T, rope]."""
     return torch.cat((latents, turned), dim=-1), latents

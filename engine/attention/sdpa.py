@@ -264,7 +264,7 @@ def _weigh(
     how: Scores,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What torch's own attention leaves out: a soft cap, and sinks."""
+    """Attend as `_attend` does, with what torch's own attention lacks: a soft cap, and sinks."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * how.scaling
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap

@@ -47,7 +47,7 @@ class Scores:
         return any(each is not None and end > each for each in (self.window, self.chunk))
 
     def first_seen(self, positions: torch.Tensor) -> torch.Tensor | None:
-        """The first position that tokens of these positions see (int64, any shape); None: all of them see all."""
+        """Return the first position that tokens of these positions see (int64, any shape); None: all see all."""
         if self.window is not None:
             return positions - self.window + 1
         return None if self.chunk is None else positions // self.chunk * self.chunk
@@ -143,12 +143,12 @@ def paged_attention(
 
 
 def _chunk_of(module: Any) -> int | None:
-    """The chunk of a layer that has one: its module does not say so, since masks hold it in transformers."""
+    """Return the chunk of a layer that has one; in transformers, masks hold it, and modules do not name it."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     return config.attention_chunk_size if kinds and kinds[module.layer_idx] == CHUNKED else None
 
 
 def _widened(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Heads [T, heads, at most width] with zeros up to this width, which change no product."""
+    """Pad heads [T, heads, at most width] to this width with zeros, which change no product."""
     return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))

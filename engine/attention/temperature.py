@@ -20,13 +20,13 @@ class Temperature:
         self._scale: float = module.attn_scale
 
     def scale(self, queries: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Queries [T, heads, head_dim] at positions int64 [T], scaled."""
+        """Scale queries [T, heads, head_dim] at positions int64 [T]."""
         steps = torch.floor((positions.float() + 1.0) / self._floor)
         return (queries * (torch.log1p(steps) * self._scale + 1.0)[:, None, None]).to(queries.dtype)
 
 
 def take_temperature(layer: nn.Module) -> None:
-    """Have positions of the batch scale the queries of a decoder layer, where its module would count its rows.
+    """Scale the queries of a decoder layer by the positions of the batch, where its module would count rows instead.
 
     Args:
         layer: its attention is recognised by `attn_temperature_tuning`, and gets an attribute `turnout_temperature`.
