@@ -29,6 +29,7 @@ from engine.kv_transfer import token_bytes
 from engine.loading import Checkpoint
 from engine.member import PoolMember
 from engine.operations import HANDLERS
+from engine.rope import length_notes
 from engine.runner import Runner
 from engine.scheduler.batcher import Batcher
 from engine.scheduler.limits import Limits
@@ -82,7 +83,7 @@ class EngineModel(PoolMember):
         slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
         self.max_length, num_blocks = size.max_length, size.num_blocks
-        self.notes = list(checkpoint.notes)
+        self.notes = [*checkpoint.notes, *length_notes(name, plan.rotary, self.max_length)]
         if config.max_length is None and size.max_length < checkpoint.max_length:
             note = (
                 f"{name}: sequences are limited to {size.max_length} of the {checkpoint.max_length} tokens the"

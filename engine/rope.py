@@ -54,6 +54,9 @@ class LengthRotary(nn.Module):
     Args:
         rotary: the model's module, which computes angles from `inv_freq`; taken over.
         config: the model's configuration; `depends_on_length`.
+
+    Attributes:
+        trained: the length up to which its frequencies are the usual ones.
     """
 
     def __init__(self, rotary: Any, config: Any) -> None:
@@ -61,18 +64,18 @@ class LengthRotary(nn.Module):
         rope = config.rope_parameters
         self._rotary, self._config = rotary, config
         self._kind: str = rope["rope_type"]
-        self._original: int = config.max_position_embeddings
+        self.trained: int = config.max_position_embeddings
         if self._kind == "longrope":
-            self._original = rope["original_max_position_embeddings"]
+            self.trained = rope["original_max_position_embeddings"]
         self._kept = OrderedDict[int, torch.Tensor]()
         self._usual: torch.Tensor = rotary.original_inv_freq
         rotary.rope_type = "default"  # its own update, by the longest position of a batch, is off
 
     def length_of(self, longest: int) -> int:
         """The length whose frequencies a sequence gets that can reach `longest` tokens; 0: the usual ones."""
-        if longest <= self._original:
+        if longest <= self.trained:
             return 0
-        return longest if self._kind == "dynamic" else self._original + 1
+        return longest if self._kind == "dynamic" else self.trained + 1
 
     def forward(
         self, hidden: torch.Tensor, positions: torch.Tensor, lengths: npt.NDArray[np.int64] | None = None
@@ -112,3 +115,14 @@ class LengthRotary(nn.Module):
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return self._kept[length]
+
+
+def length_notes(name: str, rotary: Any, max_length: int) -> list[str]:
+    """What the operator of a model is to know: requests that set no limit can reach the whole context."""
+    if not isinstance(rotary, LengthRotary) or max_length <= rotary.trained:
+        return []
+    return [
+        f"{name}: requests without max_tokens get the rotary frequencies of long texts, however short they are; for"
+        " those of short ones, set the pool's max_answer_tokens,"
+        f" or models.{name}.max_length to {rotary.trained} or less"
+    ]

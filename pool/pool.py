@@ -225,7 +225,7 @@ class Pool:
             raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
         routing = Routing(Router(self.routing.router.policy), self.intake())
         sharing = self.share(call.tenant, prepared.prompt, call.sharing)
-        sequence = Sequence(prepared.prompt, call.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
+        sequence = Sequence(prepared.prompt, prepared.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
             await routing.route(prepared, sequence, self.model_pool)
         finally:
@@ -252,7 +252,9 @@ class Pool:
                 "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
             )
         sharing = self.share(call.tenant, prompt, call.sharing)
-        seq = Sequence(prompt, SamplingParams(temperature=0.0), 0, sharing=sharing, tenant=call.tenant)
+        # As many tokens as there are: some models compute by how long a sequence may become (`engine.rope`).
+        sampling = SamplingParams(temperature=0.0, max_tokens=max(longest, 1))
+        seq = Sequence(prompt, sampling, 0, sharing=sharing, tenant=call.tenant)
         with self._background_paused():
             async with self._places.hold(call.tenant):
                 try:

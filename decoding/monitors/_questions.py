@@ -70,7 +70,7 @@ class ModelQuestions:
         seq = request.sequence
         self._base = Sequence(
             seq.tokens[: seq.num_prompt_tokens],
-            SamplingParams(temperature=0.0),
+            SamplingParams(temperature=0.0, max_tokens=seq.sampling.max_tokens),
             seed=0,
             sharing=seq.sharing,
             tenant=seq.tenant,

@@ -205,11 +205,13 @@ class Slow(TableModel):
         super().__init__("small", scripted("small", lambda written: opinion).next_logits, VOCAB)
         self.gate = asyncio.Event()
         self.asked: list[str] = []
+        self.lengths: set[int] = set()
 
     async def extend(
         self, seq: Sequence, tokens: tuple[int, ...] = (), want: ReadSpec = ReadSpec(), every: bool = False
     ) -> list[Readout]:
         self.asked.append(text(list(tokens)))
+        self.lengths.add(seq.greatest_length)
         await self.gate.wait()
         return await super().extend(seq, tokens, want, every)
 
@@ -280,6 +282,7 @@ async def test_the_small_model_is_asked_two_questions_in_one_prefill_each() -> N
     assert text(seq.tokens).endswith("habcd$")
     asked = [seq.meter.models["small"].forwards, seq.meter.models["small"].prompt_tokens]
     assert asked == [len(slow.asked), len("???")]  # the prompt is read once for all of them
+    assert slow.lengths == {seq.greatest_length}  # so that the answer's cache of it is of use to them
     assert not slow.cached
 
 

@@ -69,7 +69,13 @@ def reference(folder: Path) -> Reference:
 
 
 def engine_model(
-    model: Any, *, kernels: Kernels = "auto", device: str = "cpu", num_blocks: int | None = None, **engine: int
+    model: Any,
+    *,
+    kernels: Kernels = "auto",
+    device: str = "cpu",
+    num_blocks: int | None = None,
+    max_length: int | None = None,
+    **engine: int,
 ) -> EngineModel:
     """An engine model over random weights.
 
@@ -78,11 +84,13 @@ def engine_model(
         kernels: see `prepare`.
         device: where it runs.
         num_blocks: exact size of the block pool.
+        max_length: of a sequence; None: the model's own.
         engine: block_size, token_budget, max_batch.
     """
     settings = EngineConfig(**engine)
     checkpoint = prepare(model.to(device), kernels)
-    made = EngineModel("m", checkpoint, ModelConfig(path="-", kv_memory_bytes=8 << 20), settings, Device(device))
+    config = ModelConfig(path="-", kv_memory_bytes=8 << 20, max_length=max_length)
+    made = EngineModel("m", checkpoint, config, settings, Device(device))
     if num_blocks is not None:
         shrink(made, num_blocks)
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ from tests.engine.harness import (
 )
 from tests.engine.margin import assert_best
 from training.random_models import BYTE_VOCAB, byte_tokenizer, random_model
-from turnout.calls import Delivered
+from turnout.calls import Delivered, ScoreCall
 from turnout.errors import TurnoutError
 from turnout.types import SamplingParams, Sharing, Token
 
@@ -90,6 +91,15 @@ async def write(model: EngineModel, plain: Reference, seq: Sequence) -> None:
         rows += await model.extend(seq, want=LOGITS)
         seq.append(Token(rows[-1].token, "m"))
     assert_rows_are(rows, expected(plain, seq), "rope")
+
+
+def longrope_pool(folder: Path) -> LocalPool:
+    for name, layers in (("large", 2), ("small", 1)):
+        config = rope_config("longrope")
+        config.num_hidden_layers, config.vocab_size = layers, BYTE_VOCAB
+        random_model(config, seed=4, spread=0.2).save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    return LocalPool.load("pair", pair_config(folder, block_size=4, token_budget=24))
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -156,6 +166,26 @@ async def test_keys_that_move_to_another_pool_are_found_by_the_same_length_only(
         await model.close()
 
 
+async def test_scores_are_those_of_the_texts_own_length(tmp_path: Path) -> None:
+    """A call that only scores has no answer, whose room would count."""
+    pool = longrope_pool(tmp_path)
+    plain = reference(tmp_path / "large")
+    prompt, completion = (7, 8, 9), (5, 6, 7, 8)
+    [scored] = await pool.score(ScoreCall("", "pair", prompt, (completion,)))
+    rows = plain.logits([*prompt, *completion])[len(prompt) - 1 : -1].log_softmax(dim=-1)
+    got = torch.tensor([each.logprob for each in scored.tokens])
+    torch.testing.assert_close(got, rows[range(4), list(completion)], atol=TOLERANCE, rtol=0)
+    await pool.close()
+
+
+async def test_an_operator_is_told_what_requests_without_a_limit_get() -> None:
+    says = f"m: requests without max_tokens get .* models.m.max_length to {ORIGINAL} or less$"
+    for most, told in ((None, 1), (ORIGINAL, 0)):
+        model = engine_model(random_model(rope_config("longrope"), 3, 0.2), block_size=4, max_length=most)
+        assert sum(bool(re.match(says, note)) for note in model.notes) == told
+        await model.close()
+
+
 async def test_an_answer_that_a_router_made_shorter_is_computed_anew_with_its_factors() -> None:
     model, plain = twins(rope_config("longrope"), seed=3, block_size=4)
     seq = sequence([5] * 9, 30)
@@ -170,12 +200,7 @@ async def test_an_answer_that_a_router_made_shorter_is_computed_anew_with_its_fa
 
 
 async def test_every_method_and_a_repeated_call_write_the_same_across_the_boundary(tmp_path: Path) -> None:
-    for name, layers in (("large", 2), ("small", 1)):
-        config = rope_config("longrope")
-        config.num_hidden_layers, config.vocab_size = layers, BYTE_VOCAB
-        random_model(config, seed=4, spread=0.2).save_pretrained(tmp_path / name)
-        byte_tokenizer().save_pretrained(tmp_path / name)
-    pool = LocalPool.load("pair", pair_config(tmp_path, block_size=4, token_budget=24))
+    pool = longrope_pool(tmp_path)
     prompt = [7, 8, 9] * 3
     call = call_of(prompt, "plain", max_tokens=ORIGINAL, ignore_eos=True)
     told = replace(call, delivered=(Delivered(tuple((await answer(pool, call)).ids[:9])),))

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from cli.route import _decide
-from decoding.model import Readout
+from decoding.model import ModelPool, Readout
+from decoding.sequence import Sequence
 from deployments.schemas import chat_job
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
-from pool.routing import _asked_again
+from pool.routing import Routing, _asked_again
+from pool.validation import PreparedRequest
 from router.decision import Decision
 from router.routing import Router
 from router.summary import read_log
@@ -298,6 +300,24 @@ async def test_a_decision_is_replayed_without_an_answer(opened: Opened, tmp_path
         await pool.explain(call_of(PROMPT, "plain"))
     await pool.close()
     assert len(json.loads(f"[{','.join((tmp_path / 'log').read_text().splitlines())}]")) == 12
+
+
+async def test_an_explanation_reads_the_prompt_as_the_request_would(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same room for an answer: some models compute by how long a sequence may become."""
+    pool, lengths = opened({"policy": STATIC}), list[int]()
+    route = Routing.route
+
+    async def noted(self: Routing, prepared: PreparedRequest, seq: Sequence, models: ModelPool) -> Any:
+        lengths.append(seq.greatest_length)
+        return await route(self, prepared, seq, models)
+
+    monkeypatch.setattr(Routing, "route", noted)
+    call = call_of(PROMPT, "auto", max_tokens=10**6, stop=(), ignore_eos=False)
+    await pool.explain(call)
+    assert lengths == [pool.max_length - 1]
+    await pool.close()
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
