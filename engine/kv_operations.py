@@ -58,15 +58,17 @@ class ImportKV(Operation[int]):
     Attributes:
         start: first token.
         kv: a tensor, or for a model elsewhere the handle of one, which goes from actor to actor.
+        longest: see `engine.kv_transfer.import_kv`.
     """
 
     name: ClassVar[str] = "import_kv"
     fills_cache: ClassVar[bool] = False
     start: int
     kv: Any
+    longest: int | None = None
 
     async def run(self, model: Any, seq: Sequence) -> int:
         """Write it into the pool of a model in this process."""
         from engine.kv_transfer import import_kv
 
-        return await import_kv(model, seq, self.start, self.kv)
+        return await import_kv(model, seq, self.start, self.kv, self.longest)

@@ -54,7 +54,7 @@ async def export_kv(model: EngineModel, seq: Sequence, start: int = 0, stop: int
     return kv[:, start - first * size : end - first * size] if blocks else kv
 
 
-async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Tensor) -> int:
+async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Tensor, longest: int | None = None) -> int:
     """Put keys and values of a sequence's tokens into the pool, where its next operation finds them.
 
     Only full blocks are kept, and the sequence's last token is always left to compute. What follows a gap is left out.
@@ -65,6 +65,8 @@ async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Ten
         seq: whose tokens; at least as many as `start` and the tokens of `kv` together.
         start: first token.
         kv: [layers, tokens, 2, kv_heads, head_dim], on any device.
+        longest: the greatest length that the sequence could reach where `kv` was computed: nothing is kept where its
+            keys would be others here (`engine.rope`). None: the same as here.
 
     Returns:
         Leading tokens of the sequence that the pool holds now.
@@ -75,6 +77,8 @@ async def import_kv(model: EngineModel, seq: Sequence, start: int, kv: torch.Ten
     device, pool, size = model.batcher.device, model.pool, model.pool.block_size
     _check(kv, model.store, seq, start)
     content = ContentHashes(seq, size, pool.rope_length(seq))
+    if longest is not None and _other_keys(model, longest, content.rope_length):
+        kv = kv[:, :0]
     before = _published(pool, content, seq)
     end = min(start + kv.shape[1], len(seq) - 1) // size
     if start > len(before) * size or end <= len(before):
@@ -134,6 +138,12 @@ def _published(pool: BlockPool, content: ContentHashes, seq: Sequence) -> list[i
             break
         found.append(block)
     return found
+
+
+def _other_keys(model: EngineModel, longest: int, rope_length: int) -> bool:
+    """Whether keys of a sequence that could reach a length may be others than those of a rope length here."""
+    beyond = rope_length > 0 and longest > model.max_length  # which was not the bound there
+    return beyond or model.pool.rope_length_of(longest) != rope_length
 
 
 def _check(kv: torch.Tensor, store: PagedKV, seq: Sequence, start: int) -> None:

@@ -114,7 +114,8 @@ class HandOver:
                 self._with_prompt.discard(name)
         if kv.nbytes > 0:
             self._left -= kv.nbytes
-            self._caches.append(MovedCache(answer, name, _digest(model), start, ids, kv.nbytes, kv))
+            longest = min(seq.greatest_length, model.max_length)
+            self._caches.append(MovedCache(answer, name, _digest(model), start, ids, kv.nbytes, kv, longest))
 
 
 async def unpack(moved: Moved, models: Mapping[str, Model], sequences: list[Sequence]) -> int:
@@ -151,7 +152,7 @@ async def _unpack(cache: MovedCache, model: Model | None, seq: Sequence) -> int:
     kv = cache.kv[:, : same - cache.start]
     if not isinstance(model, MovesCaches):
         return 0
-    held = await model.do(seq, ImportKV(cache.start, kv))
+    held = await model.do(seq, ImportKV(cache.start, kv, cache.longest))
     return max(min(held, same) - cache.start, 0)
 
 

@@ -74,6 +74,7 @@ class MovedCache:
         ids: all tokens from the start of the prompt to the last of these.
         nbytes: their size.
         kv: a tensor [layers, tokens, 2, kv_heads, head_dim] on the CPU, or where to fetch it.
+        longest: most tokens that the answer and its prompt could have there; None: not said.
     """
 
     answer: int
@@ -83,6 +84,7 @@ class MovedCache:
     ids: tuple[int, ...]
     nbytes: int
     kv: Any
+    longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,11 @@ class BlockPool:
 
     def rope_length(self, seq: Sequence) -> int:
         """The number for a sequence, by the greatest length that it can reach."""
-        return 0 if self._rope_length is None else self._rope_length(seq.greatest_length)
+        return self.rope_length_of(seq.greatest_length)
+
+    def rope_length_of(self, longest: int) -> int:
+        """The number for a greatest length."""
+        return 0 if self._rope_length is None else self._rope_length(longest)
 
     @property
     def num_available(self) -> int:

@@ -30,6 +30,7 @@ from engine.reuse.rotation import Rotation
 from engine.rope import context_length
 from engine.twin import check_twin
 from kvstore.keys import Chain, Keyring
+from pool.call_migration import HandOver, unpack
 from pool.local_pool import LocalPool
 from tests.engine.architectures import TOLERANCE, assert_rows_are, config_of
 from tests.engine.harness import (
@@ -164,6 +165,35 @@ async def test_keys_that_move_to_another_pool_are_found_by_the_same_length_only(
     assert taker.batcher.tables[other].cached_on_arrival == 0
     for model in (giver, taker):
         await model.close()
+
+
+async def test_keys_of_another_length_are_not_taken_over() -> None:
+    """A router may decide otherwise where a call is continued, and its context may be a shorter one."""
+    giver = engine_model(random_model(rope_config("dynamic"), 3, 0.2), block_size=4)
+    taker = engine_model(random_model(rope_config("dynamic"), 3, 0.2), block_size=4, max_length=2 * ORIGINAL)
+    prompt = [(5 * i) % 90 + 3 for i in range(12)]
+    for there, here, found in ((8, 9, 0), (100, 100, 0), (8, 8, 8), (3, 4, 8)):
+        seq = sequence(prompt, there, f"{there} {here}")
+        await giver.extend(seq)
+        kv = await export_kv(giver, seq)
+        moved = sequence(prompt, here, f"{there} {here}")
+        assert await import_kv(taker, moved, 0, kv, min(seq.greatest_length, giver.max_length)) == found
+        giver.release(seq)
+    for model in (giver, taker):
+        await model.close()
+
+
+async def test_a_move_of_a_call_says_the_length() -> None:
+    model = engine_model(random_model(rope_config("dynamic"), 3, 0.2), block_size=4)
+    prompt = [(5 * i) % 90 + 3 for i in range(12)]
+    for there, here, found in ((8, 3, 0), (8, 8, 8), (10**6, 10**6, 8)):
+        seq = sequence(prompt, there, f"{there} {here}")
+        await model.extend(seq)
+        packing = HandOver({"m": model})
+        await packing.pack(0, seq, whole=False)
+        model.release(seq)
+        assert await unpack(packing.moved([]), {"m": model}, [sequence(prompt, here, f"{there} {here} there")]) == found
+    await model.close()
 
 
 async def test_scores_are_those_of_the_texts_own_length(tmp_path: Path) -> None:
