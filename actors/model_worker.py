@@ -316,6 +316,7 @@ def card_of(member: LoadedMember, address: str, node_id: str) -> ModelCard:
         pid=os.getpid(),
         numerics=numerics_class(checkpoint.plan.backend.name, member.device.torch_device),
         token_bytes=token_bytes(model) if model is not None else 0,
+        by_length=checkpoint.plan.by_length,
         times=model.step_time if model is not None else None,
     )
 

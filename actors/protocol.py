@@ -113,6 +113,7 @@ class ModelCard:
         pid: of its process.
         numerics: class of what computes it, see `engine.fingerprint.numerics_class`.
         token_bytes: KV of one token as it is moved; 0 before `begin`.
+        by_length: see `decoding.model.Model`.
         times: its cost model; None before `begin`.
     """
 
@@ -130,6 +131,7 @@ class ModelCard:
     pid: int
     numerics: str = ""
     token_bytes: int = 0
+    by_length: bool = False
     times: StepTime | None = None
 
     @property

@@ -46,6 +46,7 @@ class RemoteModel(PoolMember):
         self.digest = card.digest
         self.numerics = card.numerics
         self.token_bytes = card.token_bytes
+        self.by_length = card.by_length
         self.stores = Stores()
         self.supervisor = supervisor
         self._busy: dict[Sequence, set[PendingCall]] = {}

@@ -63,6 +63,7 @@ class TableModel(Model):
         self.digest = f"table {name}"
         self.cached: dict[Sequence, list[int]] = {}
         self.num_layers = 0
+        self.by_length = False
         self.stores = Stores()
         self.forwards = 0
         self.fed_tokens = 0

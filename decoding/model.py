@@ -78,6 +78,7 @@ class Model(ABC):
 
     Attributes:
         digest: names configuration and weights, whatever the model is called; see `decoding.artifacts`.
+        by_length: whether it computes by a sequence's greatest length; see `engine.rope`.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Model(ABC):
     max_length: int
     num_layers: int
     digest: str
+    by_length: bool
     stores: Stores
 
     @abstractmethod

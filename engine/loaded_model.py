@@ -58,6 +58,7 @@ class LoadedModel:
         ranks: processes the model is split over; `kv_heads` are those of one.
         rotates: for each layer whether it rotates queries and keys; empty: not known.
         has_experts: whether tokens are routed to experts.
+        by_length: see `decoding.model.Model`.
     """
 
     def __init__(self, model: Any, backend: Backend) -> None:
@@ -82,6 +83,7 @@ class LoadedModel:
         self.width: int = config.hidden_size
         self.rotary, self.layer_types, self.device = parts.rotary, parts.layer_types, parts.device
         self.has_experts = has_experts(config)
+        self.by_length = isinstance(parts.rotary, LengthRotary)
         self.rotates = (True,) * self.num_layers if architecture.rotates is None else architecture.rotates(config)
         self.stack = backend.stack(parts, model.dtype)
         self._embed = parts.embed

@@ -78,7 +78,7 @@ class EngineModel(PoolMember):
         self.digest = checkpoint.digest
         kept = checkpoint.draft_vocabulary
         self.draft_vocabulary = None if kept is None else kept.below(checkpoint.vocab_size)
-        self.num_layers = plan.num_layers
+        self.num_layers, self.by_length = plan.num_layers, plan.by_length
         self.stores = Stores()
         slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from decoding.model import ReadSpec
+from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE
 from decoding.sequence import Sequence
 from engine.architectures import architecture_of
@@ -32,6 +32,8 @@ from engine.twin import check_twin
 from kvstore.keys import Chain, Keyring
 from pool.call_migration import HandOver, unpack
 from pool.local_pool import LocalPool
+from router.base import Reading
+from router.first_token_cache import PrimedModel
 from tests.engine.architectures import TOLERANCE, assert_rows_are, config_of
 from tests.engine.harness import (
     Reference,
@@ -226,6 +228,19 @@ async def test_an_answer_that_a_router_made_shorter_is_computed_anew_with_its_fa
     await write(model, plain, seq)
     model.release(seq)
     assert model.pool.num_held == 0
+    await model.close()
+
+
+async def test_a_reading_before_a_router_made_the_answer_shorter_is_not_its_first_token() -> None:
+    model = engine_model(random_model(rope_config("longrope"), 3, 0.2), block_size=4)
+    whole = sequence([5] * 9, 4)
+    await model.decode(whole)
+    planted = Reading(Readout(token=(whole.answer[0] + 1) % 97), ReadSpec(), sequence([5], 30).sampling)
+    for most, same in ((30, False), (4, True)):
+        seq = sequence([5] * 9, most)
+        await PrimedModel(model, seq, planted).decode(seq)
+        assert (seq.answer[:4] == whole.answer) is same
+        model.release(seq)
     await model.close()
 
 
