@@ -124,7 +124,12 @@ def _show_config(path: Path, as_json: bool) -> None:
     print_table(
         ["model", "path", "on this machine", "dtype", "device"],
         [
-            [name, m.path, find_model(m.path, f"models.{name}.path").path or "not all of it", m.dtype, m.device]
+            [name, m.path, _here(m.path, find_model(m.path, f"models.{name}.path").path), m.dtype, m.device]
             for name, m in config.models.items()
         ],
     )
+
+
+def _here(path: str, found: Path | None) -> str:
+    """Say where a model's files are, unless its path does."""
+    return "not all of it" if found is None else "yes" if str(found) == path else str(found)

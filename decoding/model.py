@@ -72,13 +72,11 @@ class Model(ABC):
 
     The sequence is the truth: every operation first computes whatever the cache lacks of it (catch-up), in the
     same forward pass as its own work. Cached positions that no longer agree with the sequence are dropped.
-
     Operations are values, see `decoding.operations`; a model carries them out in `do`, and the methods named after
     them only make them. What takes no time is a plain call: it is no operation, and never waits.
 
     Attributes:
         digest: names configuration and weights, whatever the model is called; see `decoding.artifacts`.
-        by_length: whether it computes by a sequence's greatest length; see `engine.rope`.
     """
 
     name: str
@@ -87,7 +85,7 @@ class Model(ABC):
     max_length: int
     num_layers: int
     digest: str
-    by_length: bool
+    by_length: bool  # whether keys depend on the greatest length that a sequence may have
     stores: Stores
 
     @abstractmethod

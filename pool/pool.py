@@ -248,9 +248,8 @@ class Pool:
         prompt, completions = await scored_ids(call, self.tokenizer, self.vocab_size, model.max_length)
         longest = max((len(c) for c in completions), default=0)
         if len(prompt) + longest > model.max_length:
-            raise out_of_range(
-                "prompt", f"with its completion {len(prompt) + longest} tokens; at most {model.max_length}"
-            )
+            most = f"at most {model.max_length}"
+            raise out_of_range("prompt", f"with its completion {len(prompt) + longest} tokens; {most}")
         sharing = self.share(call.tenant, prompt, call.sharing)
         # As many tokens as there are: some models compute by how long a sequence may become (`engine.rope`).
         sampling = SamplingParams(temperature=0.0, max_tokens=max(longest, 1))
@@ -261,10 +260,8 @@ class Pool:
                     scores = await model.score(seq, completions, call.top)
                 finally:
                     model.release(seq)
-        return [
-            _scored(self.tokenizer, model.name, prompt, completion, score)
-            for completion, score in zip(completions, scores, strict=True)
-        ]
+        pairs = zip(completions, scores, strict=True)
+        return [_scored(self.tokenizer, model.name, prompt, completion, score) for completion, score in pairs]
 
     def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""

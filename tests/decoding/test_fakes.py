@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, markov, pair
-from decoding.model import Model, ReadSpec
+from decoding.model import Model, ReadSpec, StopCondition
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
 
@@ -59,7 +59,7 @@ async def test_score(model: Model, seq: Sequence):
 
 
 async def test_fork_and_release(model: TableModel, seq: Sequence):
-    await model.decode(seq)
+    await model.decode(seq, StopCondition(max_tokens=4))
     twin = model.fork(seq, seed=4)
     assert model.cached[twin] == model.cached[seq]
     assert twin.seed == 4

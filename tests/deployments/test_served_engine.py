@@ -99,7 +99,7 @@ async def test_a_seed_gives_the_same_tokens_alone_in_a_mixed_batch_and_in_proces
                     assert got == ids  # no one score decides its tokens, so no tie is excused
                 else:
                     roles = [token.source.removeprefix("real-") for token in expected]
-                    assert_same_ids(await local.encode(f"{PROMPT} {place}"), ids, got, roles.__getitem__, chosen)
+                    assert_same_ids(local.tokenizer.encode(f"{PROMPT} {place}"), ids, got, roles.__getitem__, chosen)
     finally:
         await local.close()
 

@@ -87,7 +87,7 @@ async def test_the_async_client_does_the_same(server: RunningServer) -> None:
         ({"prompt": "x", "temperature": -1.0}, Code.INVALID_ARGUMENT, "sampling.temperature"),
         ({"prompt": "x", "top_p": 0.0}, Code.INVALID_ARGUMENT, "sampling.top_p"),
         ({"prompt": "x", "max_tokens": 0}, Code.INVALID_ARGUMENT, "sampling.max_tokens"),
-        ({"prompt": "x", "seed": -5}, Code.INVALID_ARGUMENT, "sampling.seed"),
+        ({"prompt": "x", "top_k": -5}, Code.INVALID_ARGUMENT, "sampling.top_k"),
         ({"prompt": "x", "deadline_s": -1.0}, Code.INVALID_ARGUMENT, "deadline_s"),
         ({"messages": [{"role": "robot", "content": "x"}]}, Code.INVALID_ARGUMENT, "chat.messages.0.role"),
         ({"messages": []}, Code.INVALID_ARGUMENT, "chat.messages"),

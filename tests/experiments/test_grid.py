@@ -55,7 +55,15 @@ def test_a_second_run_computes_nothing_and_a_method_more_only_its_cells(
     asked = spec(pair, tmp_path)
     assert run(asked, store) == (3, 3, {})
     assert run(asked, store) == (0, 0, {})
-    assert run(spec(pair, tmp_path, baseline="plain", methods=[*_given(asked), {"name": "speculative"}]), store) == (
+    assert run(
+        spec(
+            pair,
+            tmp_path,
+            baseline="plain",
+            methods=[*_given(asked), {"name": "speculative", "label": "speculative", "params": {"length": "fixed"}}],
+        ),
+        store,
+    ) == (
         1,
         1,
         {},

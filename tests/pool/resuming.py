@@ -21,7 +21,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("plain", {"model": "small"}, True),
     ("speculative", {"length": "fixed", "draft_length": 3}, True),
     ("speculative", {"drafter": "input_copy", "length": "fixed", "draft_length": 4}, True),
-    ("speculative", {"drafter": ["model_chain", "none"], "select": "ucb"}, True),
+    ("speculative", {"drafter": ["model_chain", "none"], "length": "fixed", "select": "ucb"}, True),
     ("speculative", {"drafter": "input_copy", "length": "svip", "fallback": "plain"}, True),
     ("pearl", {}, True),
     ("pearl", {"verifier": "rejection", "draft_length": 3}, True),

@@ -100,7 +100,7 @@ async def test_what_was_cached_is_not_computed_again(pool: LocalPool, other: Loc
 
 
 async def test_without_caches_it_is_computed(pool: LocalPool, other: LocalPool) -> None:
-    call = call_of(PROMPT, "speculative", **SAMPLED)
+    call = call_of(PROMPT, "speculative", {"length": "fixed"}, **SAMPLED)
     whole = await answer(other, call)
     other.engines["large"].pool.clear_cached()
     for keep in (0, 1):

@@ -19,7 +19,7 @@ def header(number: int) -> str:
 
 async def test_every_operation_and_forward_of_a_traced_request_is_a_span(pool: LocalPool, tmp_path: Path) -> None:
     with traced_process(tmp_path, share=0.0) as spans:
-        reply = await answer(pool, replace(call_of(PROMPT, "speculative", n=2), trace=header(1)))
+        reply = await answer(pool, replace(call_of(PROMPT, "speculative", {"length": "fixed"}, n=2), trace=header(1)))
         await answer(pool, call_of(PROMPT, "speculative"))
         paths = spans.paths(f"{1:032x}")
         assert len(paths) == len(spans.all()), "the request that is not traced left a span"

@@ -80,7 +80,7 @@ def test_the_demo_configuration_serves_its_pair() -> None:
             "pools.p.default.parms",
             r"unknown; allowed here: name, params$",
         ),
-        ({"server": {"prot": 1}}, "server.prot", r"allowed here: grpc_port, http_host, http_port"),
+        ({"server": {"prot": 1}}, "server.prot", r"allowed here: cors_origins, grpc_port, http_host, http_port"),
         ({"models": {"a": {}}}, "models.a.path", r"field required"),
         (
             {"models": {"a": {"path": "x", "dtype": "int8"}}},

@@ -13,7 +13,8 @@ export function resolve(schema, root) {
     const { anyOf, ...rest } = found;
     const choices = anyOf.map((choice) => resolve(choice, root));
     const real = choices.filter((choice) => choice.type !== "null");
-    return real.length === 1 ? { ...real[0], ...rest, nullable: real.length < choices.length } : { ...rest, choices: real };
+    const kinds = real.length === 1 ? real[0] : { choices: real };
+    return { ...kinds, ...rest, nullable: real.length < choices.length };
   }
   return found;
 }

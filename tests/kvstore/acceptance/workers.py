@@ -114,7 +114,7 @@ class Worker:
 
     async def settle(self) -> None:
         """Until everything that was offered is stored or dropped, and its blocks are given back."""
-        assert await self.store.settle()
+        assert await self.store.settle(60.0)
         while self.model.shared is not None and self.model.shared.kept:
             await asyncio.sleep(0)
 
