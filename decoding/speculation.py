@@ -232,7 +232,7 @@ class Speculation:
         verdict = self._reported(draft.tree, await self._target.verify(seq, draft.tree, self._verifier, want))
         emitted = seq.extend(verdict.tokens, self._sizes)
         verify_s = self._clock() - started
-        self.choices.append((draft.arm, draft.wanted))
+        self.choices.append((draft.arm, draft.wanted if draft.tree.fed_tokens else 0))
         seq.meter.speculation.add_round(
             depths=draft.tree.depths(),
             num_accepted=min(verdict.num_accepted_tokens, len(emitted)),

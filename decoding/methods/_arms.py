@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, RootModel, ValidationError
 
 from decoding.parts import PartChoice
-from decoding.speculation import STRETCH
+from decoding.speculation import STRETCH, Arm, Choice
+from turnout.errors import invalid
 from turnout.registry import MethodParams, explain
 
 Form = TypeVar("Form", bound=BaseModel)
@@ -77,3 +80,27 @@ def parsed(form: type[Form], value: Any, where: str) -> Form:
         return form.model_validate(value)
     except ValidationError as error:
         raise explain(error, where, form) from None
+
+
+def rounds_of(given: Mapping[str, Rounds] | None, seed: int, arms: Items[Arm]) -> tuple[Choice, ...]:
+    """Rounds that a request wants repeated.
+
+    Args:
+        given: of all answers, by seed.
+        seed: the answer's.
+        arms: all that the request may use.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a round of a drafter that the request does not name, deeper than its drafts may
+            be, or without a token.
+    """
+    mine = (given or {}).get(str(seed))
+    rounds = mine.root if mine is not None else ()
+    for place, (arm, size) in enumerate(rounds):
+        where, got = f"{FIELD}.rounds.{seed}.{place}", f"(got [{arm}, {size}])"
+        if arm >= len(arms) or (arm == STRETCH and size == 0):
+            allowed = f"[drafter below {len(arms)}, depth], or [{STRETCH}, tokens] with at least 1 token"
+            raise invalid(where, f"must be {allowed} {got}")
+        if arm != STRETCH and size > arms[arm].length.params.most:
+            raise invalid(where, f"may be no deeper than the drafter's {arms[arm].length.params.most} {got}")
+    return rounds

@@ -24,12 +24,12 @@ from decoding.drafters.base import Candidates, DraftBudget, Drafter
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
-from decoding.methods._arms import FIELD, MOST_ARMS, MOST_NODES, ArmParams, Places, Rounds, parsed
+from decoding.methods._arms import FIELD, MOST_ARMS, MOST_NODES, ArmParams, Places, Rounds, parsed, rounds_of
 from decoding.model import ModelPool, Request
 from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.selectors.base import Selector
-from decoding.speculation import STRETCH, Arm, Choice, Speculation
+from decoding.speculation import Arm, Speculation
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from turnout.errors import TurnoutError, invalid
@@ -350,12 +350,14 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
     greedy = request.sequence.sampling.greedy
     if not params.refused:
         try:
-            arms, selector, verifier = checked_parts(params, models, greedy)
-            if params.is_automatic(greedy):
+            chosen = params.chosen(models, greedy)
+            arms, selector, verifier = checked_parts(chosen, models, greedy)
+            repeated = rounds_of(params.rounds, request.sequence.seed, arms)
+            if params.is_automatic(greedy) and not repeated:  # rounds name drafters by their places among all
                 roster = Roster(arms, request.sequence, models)
                 arms = roster.arms
-            speculation = Speculation(request, models, arms, selector, verifier, _repeated(params, request, len(arms)))
-            request.extra[RAN] = _left_open(params, models, greedy)
+            speculation = Speculation(request, models, arms, selector, verifier, repeated)
+            request.extra[RAN] = _left_open(params, chosen)
         except TurnoutError as error:
             if params.fallback == "refuse":
                 raise
@@ -373,22 +375,7 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
         request.extra[RAN]["rounds"] = {str(request.sequence.seed): speculation.choices}
 
 
-def _left_open(params: SpeculativeParams, models: ModelPool, greedy: bool) -> dict[str, Any]:
+def _left_open(params: SpeculativeParams, chosen: SpeculativeParams) -> dict[str, Any]:
     """What is used for parameters that the request leaves open, for the answer's usage."""
     names = {name for name in ("drafter", "length", "select") if getattr(params, name) is None}
-    return params.chosen(models, greedy).model_dump(mode="json", include=names)
-
-
-def _repeated(params: SpeculativeParams, request: Request, num_arms: int) -> tuple[Choice, ...]:
-    """Rounds that the request wants repeated.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: a round of a drafter that the request does not name, or without a token.
-    """
-    given = (params.rounds or {}).get(str(request.sequence.seed))
-    rounds = given.root if given is not None else ()
-    for place, (arm, size) in enumerate(rounds):
-        if arm >= num_arms or (arm == STRETCH and size == 0):
-            allowed = f"[drafter below {num_arms}, depth], or [{STRETCH}, tokens] with at least 1 token"
-            raise invalid(f"{FIELD}.rounds.{request.sequence.seed}.{place}", f"must be {allowed} (got [{arm}, {size}])")
-    return rounds
+    return chosen.model_dump(mode="json", include=names)

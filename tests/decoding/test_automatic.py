@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoding.artifacts import Artifacts
-from decoding.automatic import LONGEST_REST, Roster, offered
+from decoding.automatic import LONGEST_REST, Rest, Rests, Roster, offered
 from decoding.calibration import RAN
 from decoding.fakes import pair
 from decoding.methods.speculative import SpeculativeParams, make_parts
@@ -216,6 +216,17 @@ def test_trained_heads_are_used_where_they_fit(tmp_path: Path) -> None:
     (tmp_path / "medusa.safetensors").unlink()
     assert names_of({}, artifacts=Artifacts(tmp_path))[2:] == ["redrafter"]
     make_artifacts(tmp_path, {"small": "another", "large": "another"})
+def test_rounds_of_drafters_that_were_not_named_count_those_at_rest() -> None:
+    small, large = near(0)
+    large.stores.open("automatic", Sequence([1], SamplingParams(), 0).learner, Rests).by_arm.update(
+        {arm.name: Rest(left=9) for arm in make_parts(SpeculativeParams(), pair(small, large))[0]}
+    )
+    plain, _ = timed("plain", {"model": "large"}, small, large, [[1, 2]])
+    [found], _ = timed("speculative", {"rounds": {"0": [[1, 3]] * 4}}, small, large, [[1, 2]])
+    assert found.sequence.tokens == plain[0].sequence.tokens
+    assert found.sequence.meter.speculation.draft_tokens
+
+
     assert [each.name for each in offered(replace(pair(small, large), artifacts=Artifacts(tmp_path)))] == [
         "copyspec",
         "model_chain",

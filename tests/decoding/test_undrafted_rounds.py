@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from decoding.model import Request
 from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
-from decoding.speculation import WARM_AFTER, Arm, Speculation
+from decoding.speculation import STRETCH, WARM_AFTER, Arm, Choice, Speculation
 from decoding.tree import DraftTree
 from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
@@ -52,9 +54,11 @@ class Timed(TableModel):
         return self.step_s
 
 
-def speculation(models: Any, seq: Sequence, *arms: tuple[Drafter, LengthPolicy]) -> Speculation:
+def speculation(
+    models: Any, seq: Sequence, *arms: tuple[Drafter, LengthPolicy], repeated: Iterable[Choice] = ()
+) -> Speculation:
     made = [Arm(drafter, length) for drafter, length in arms]
-    return Speculation(Request("r", seq), pair(*models), made, First(), MatchVerifier())
+    return Speculation(Request("r", seq), pair(*models), made, First(), MatchVerifier(), repeated)
 
 
 def drafter_of(name: str, **params: Any) -> Drafter:
@@ -292,6 +296,15 @@ async def test_where_the_target_is_elsewhere_nobody_can_watch_it(make_model: Any
         assert (max(len(segment.tokens) for segment in segments) == 1) == single
         assert length.put_off_times == (0 if elsewhere else len(segments))
         assert len(seq.generated) == 60
+
+
+async def test_a_stretch_that_is_verified_instead_is_recorded_as_that(make_model: Any) -> None:
+    """A target elsewhere cannot show drafters what it decodes."""
+    models, seq = (make_model("small", 1), Elsewhere(make_model("large", 2))), sequence()
+    repeating = speculation(models, seq, (drafter_of("token_recycling"), Span()), repeated=[(STRETCH, 8)])
+    async with aclosing(repeating.run()) as rounds:
+        await anext(rounds)
+    assert repeating.choices == [(0, 0)]
 
 
 @pytest.mark.parametrize("select", ["ucb", "exp3"])
