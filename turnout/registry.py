@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,6 +47,10 @@ class MethodParams(BaseModel):
         Parameters that exclude each other leave out those of the pool's that would contradict the request.
         """
         return {**defaults, **given}
+
+    def untimed(self) -> Self:
+        """Return parameters of which nothing left open is chosen by measured times: for who acts where segments end."""
+        return self
 
     def check_parts(self, models: Any) -> None:
         """Refuse a pool that the chosen parts cannot work with, say for want of a file, before the first request.

@@ -57,7 +57,8 @@ class MonitoredParams(MethodParams):
     def check_parts(self, models: ModelPool) -> None:
         """See `MethodParams.check_parts`; what is inside may be calibrated, too."""
         inner = get_method(self.inner.name, f"{FIELD}.inner")
-        check_method(models, inner.name, inner.parse(self.inner.params, f"{FIELD}.inner"), f"{FIELD}.inner")
+        params = inner.parse(self.inner.params, f"{FIELD}.inner").untimed()
+        check_method(models, inner.name, params, f"{FIELD}.inner")
         monitor: Monitor = self.monitor.make(MONITORS, f"{FIELD}.monitor")
         monitor.check(models)
 
@@ -98,7 +99,8 @@ async def _watched(
 ) -> AsyncIterator[Segment]:
     """The inner method's segments and the injected ones."""
     seq = request.sequence
-    parsed = inner.parse(params.inner.params, f"{FIELD}.inner")
+    # Monitors step in where segments end, and must again if the answer is made again.
+    parsed = inner.parse(params.inner.params, f"{FIELD}.inner").untimed()
     while True:
         injection = None
         async with aclosing(inner.run(request, models, parsed)) as segments:  # type: ignore[type-var]

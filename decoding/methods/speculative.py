@@ -103,6 +103,7 @@ class SpeculativeParams(MethodParams):
         ),
     ] = "refuse"
     _refused: str = PrivateAttr("")
+    _untimed: bool = PrivateAttr(False)
 
     @field_validator("drafter", mode="before")
     @classmethod
@@ -151,6 +152,12 @@ class SpeculativeParams(MethodParams):
         if self.fallback == "refuse":
             checked_parts(self, models)
 
+    def untimed(self) -> Self:
+        """See `MethodParams.untimed`: times change no token, but which of them come together."""
+        params = self.model_copy()
+        params._untimed = True
+        return params
+
     def chosen(self, models: ModelPool | None = None, greedy: bool = False) -> Self:
         """Return the parameters with values for what they leave open.
 
@@ -178,7 +185,7 @@ class SpeculativeParams(MethodParams):
         Args:
             greedy: whether no token of the answer is drawn.
         """
-        return self.resumable or (greedy and self.lossless)
+        return not self._untimed and (self.resumable or (greedy and self.lossless))
 
     def is_automatic(self, greedy: bool) -> bool:
         """Return whether the drafters are chosen as well: nothing is said of them, nor of their drafts' sizes."""

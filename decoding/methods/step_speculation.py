@@ -117,7 +117,7 @@ class StepSpeculationParams(CalibratedParams):
         """See `MethodParams.check_parts`."""
         self.judge().check(models)
         if self.speculate is not None:
-            self.speculate.check_parts(models)
+            self.speculate.untimed().check_parts(models)
 
     def judge(self) -> Scorer:
         """The scorer, with the threshold where one is given.
@@ -182,7 +182,9 @@ class _Steps:
         self._end = end
         self._writer: Model | None = None
         greedy = request.sequence.sampling.greedy
-        self._parts = checked_parts(params.speculate, models, greedy) if params.speculate is not None else None
+        # The last round of a step may pass its limit: no time decides how far.
+        own = params.speculate.untimed() if params.speculate is not None else None
+        self._parts = checked_parts(own, models, greedy) if own is not None else None
 
     async def run(self) -> AsyncGenerator[Segment, None]:
         """Segments: a kept step at once, the large model's as it writes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from decoding.drafter_state import Stores
 from decoding.fakes import NextLogits, TableModel, pair
-from decoding.model import Request
+from decoding.model import Request, TokenText
 from decoding.operations import Extend, PrefillAhead, Verify
 from decoding.sequence import Sequence
 from tests.decoding.virtual_time import VirtualLoop
@@ -97,6 +97,7 @@ def timed(
     small: BatchedModel,
     large: BatchedModel,
     prompts: Items[Items[int]],
+    tokenizer: TokenText | None = None,
     **sampling: Any,
 ) -> tuple[list[Request], float]:
     """Answer the prompts at once; return the requests, and the virtual seconds they took.
@@ -109,7 +110,7 @@ def timed(
 
     async def one(request: Request) -> None:
         clock = asyncio.get_running_loop().time
-        models = replace(pair(small, large), clock=clock)
+        models = replace(pair(small, large, tokenizer), clock=clock)
         async for _ in info.run(request, models, info.parse(params)):
             pass
         for model in (small, large):

@@ -13,7 +13,8 @@ import torch
 from decoding.artifacts import Artifacts
 from decoding.automatic import LONGEST_REST, Rest, Rests, Roster, offered
 from decoding.calibration import RAN
-from decoding.fakes import pair
+from decoding.fakes import ListText, pair
+from decoding.lengths.base import Round
 from decoding.methods.speculative import SpeculativeParams, make_parts
 from decoding.model import Request
 from decoding.sequence import Sequence
@@ -183,7 +184,31 @@ def test_choices_by_time_that_could_change_an_answer_are_recorded_and_repeat_it(
     assert {seed: rows for each in repeated for seed, rows in each.extra[RAN]["rounds"].items()} == rounds
 
 
-@pytest.mark.parametrize("impossible", [[1, 2], [-1, 0], [-2, 1], [0, -1]])
+class Numbers(ListText):
+    """One token a digit."""
+
+    def __init__(self) -> None:
+        super().__init__([str(token) for token in range(VOCAB)])
+
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        return [int(char) for char in text]
+
+
+def test_times_do_not_move_what_a_monitor_puts_into_an_answer() -> None:
+    monitor = {"name": "trim", "asks": "number", "thinking_start": "", "give_up_share": 0.3}
+    asked = {"inner": "speculative", "monitor": {**monitor, "conclude": "5", "force": "7"}}
+    found = []
+    for seed in (1, 2):
+        small, large = near(seed)
+        for _ in range(3):  # later answers go by what the first have measured
+            requests, _ = timed("monitored", asked, small, large, prompts_of(3), Numbers(), temperature=1.0)
+            written = [each.sequence.generated for each in requests]
+            found.append([[(token.id, token.source == "injected") for token in tokens] for tokens in written])
+    assert all(sum(injected for _, injected in tokens) == 1 for tokens in found[0])
+    assert all(answers == found[0] for answers in found)
+
+
+@pytest.mark.parametrize("impossible", [[1, 2], [-1, 0], [-2, 1], [0, -1], [0, 17]])
 def test_rounds_that_cannot_have_been_are_refused(impossible: list[int]) -> None:
     small, large = near(0)
     with pytest.raises(TurnoutError) as refused:

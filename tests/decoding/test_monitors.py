@@ -88,11 +88,12 @@ async def test_injected_tokens_are_nobodys_and_the_cache_goes_on() -> None:
 
 
 async def test_a_monitor_with_nothing_to_say_changes_nothing() -> None:
-    for inner in ("plain", "entropy_adaptive", "speculative"):
+    fixed = {"drafter": "model_chain", "length": "fixed"}  # as unasked under a monitor
+    for inner, params in (("plain", {}), ("entropy_adaptive", {}), ("speculative", fixed)):
         models = pool(scripted("small", line("a")), thoughts("57575757"))
         for temperature in (0.0, 1.0):
             common: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 5}
-            alone, _, _ = await answer(models, inner, {}, **common)
+            alone, _, _ = await answer(models, inner, params, **common)
             watched, segments, _ = await answer(models, "monitored", {"inner": inner, **trim()}, **common)
             assert watched.generated == alone.generated
             assert all(token.top == () and token.logprob is None for s in segments for token in s.tokens)
