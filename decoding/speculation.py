@@ -17,8 +17,8 @@ from decoding.sequence import Sequence
 from decoding.state import Stateful
 from decoding.switching.base import BackgroundReader
 from decoding.tree import DraftTree
-from decoding.verifiers.base import Verifier, VerifyResult, with_rejected
-from turnout.types import Segment, Token, TokenKind
+from decoding.verifiers.base import Verifier, VerifyResult, as_verified, with_rejected
+from turnout.types import Segment
 
 # Tokens a draft model may lack before it reads along: few forwards, and a short catch-up at the next draft.
 WARM_AFTER = 32
@@ -261,7 +261,7 @@ class Speculation:
         segment = await self._target.decode(seq, StopCondition(tuple(rules), most))
         for length, tokens in untried:
             if tokens:
-                length.observe_untried(*_as_verified(tokens, segment.tokens, self._target.name))
+                length.observe_untried(*as_verified(tokens, segment.tokens, self._target.name))
         rounds, verify_s = len(segment.tokens), self._clock() - started
         self.choices.append((STRETCH, rounds))
         seq.meter.speculation.add_plain(rounds, draft.seconds, verify_s)
@@ -295,20 +295,27 @@ class Speculation:
         reading_s = self._here.reading_seconds() - self._read_s
         return max(seconds - reading_s, min(seconds, 0.5 * least_s), LEAST_S)
 
-    def _round(self, arm: Arm, seq: Sequence) -> Round:
-        share = arm.drafter.share
-        model = self._model_of(arm)
-        return Round(seq, model, self._target, share == 0.0, arm.drafts, share, self._judge, arm.width)
+    def _rounds(self, seq: Sequence) -> list[Round]:
+        """Return the coming round as each arm's policy sees it; what they predict of the target they share."""
+        predicted_s: dict[float, float] = {}
+        rounds = []
+        for arm in self._arms:
+            share, model = arm.drafter.share, self._model_of(arm)
+            free, width = share == 0.0, arm.width
+            rounds.append(Round(seq, model, self._target, free, arm.drafts, share, self._judge, width, predicted_s))
+        return rounds
 
-    def _order(self, seq: Sequence) -> list[int]:
+    def _order(self, seq: Sequence, rounds: list[Round]) -> list[int]:
         """Return the arms in the order in which they are asked."""
         if self._selector.weighs and len(self._arms) > 1:
-            self._selector.weigh([arm.length.promise(self._round(arm, seq)) for arm in self._arms])
+            promises = (arm.length.promise(round) for arm, round in zip(self._arms, rounds, strict=True))
+            self._selector.weigh(list(promises))
         return self._selector.order(seq, len(self._arms))
 
     async def _draft(self, seq: Sequence) -> Draft:
         started = self._clock()
-        order = self._order(seq)
+        rounds = self._rounds(seq)
+        order = self._order(seq, rounds)
         repeated = next(self._repeated, None)
         stretch = repeated[1] if repeated is not None and repeated[0] == STRETCH else 0
         if repeated is not None and not stretch:
@@ -320,7 +327,7 @@ class Speculation:
                 order = order[: place + 1]
                 break
             model = self._model_of(arm)
-            wanted = arm.length.before_round(self._round(arm, seq))
+            wanted = arm.length.before_round(rounds[index])
             if repeated is not None:
                 wanted = 0 if stretch else repeated[1]
             if wanted > 0 and arm.drafter.watches and self._draws_alike:
@@ -346,6 +353,7 @@ class Speculation:
                     tree = replace(tree, extra=None)
                 if len(tree) or tree.extra is not None:
                     return Draft(tree, order[: place + 1], depth, self._clock() - started, wanted=wanted)
+                rounds = self._rounds(seq)  # others may work on the models by now
         nothing = DraftTree.empty(self._target.name)
         return Draft(nothing, order, 0, self._clock() - started, plain, watchers, stretch, declined)
 
@@ -380,17 +388,6 @@ class Speculation:
 
     def _model_of(self, arm: Arm) -> Model:
         return self._models.by_role("small" if arm.drafter.runs_on == "small" else "large")
-
-
-def _as_verified(drafted: tuple[int, ...], written: tuple[Token, ...], source: str) -> tuple[DraftTree, VerifyResult]:
-    """Return a chain that was not verified, cut to what was written instead, and what verification would have said."""
-    drafted = drafted[: len(written)]
-    agree = (token.id == guess for token, guess in zip(written, drafted, strict=False))
-    accepted = next((place for place, equal in enumerate(agree) if not equal), len(drafted))
-    tokens = written[: accepted + 1]
-    if accepted < len(drafted):
-        tokens = (*tokens[:-1], tokens[-1]._replace(kind=TokenKind.RECOVERED))
-    return DraftTree.chain(list(drafted), source), VerifyResult(tuple(range(accepted)), tokens)
 
 
 def named(part: Part) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Path
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -57,6 +57,7 @@ class Round:
         share: cost of a drafted level as a share of a forward of `draft`, unless drafting is free.
         judge: the verifier, and whether tokens are drawn.
         width: nodes that a draft may have for each of its levels.
+        predicted_s: what `target_s` said so far, by tokens; for all rounds of one moment.
     """
 
     seq: Sequence
@@ -67,6 +68,7 @@ class Round:
     share: float = 1.0
     judge: str = ""
     width: float = 1.0
+    predicted_s: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
     def draft_s(self, width: float = 1.0) -> float:
         """Return the predicted wall time of drafting a level, in seconds; 0.0 if it is unknown, or drafting is free.
@@ -74,9 +76,13 @@ class Round:
         Args:
             width: nodes of a level, all read in one forward.
         """
-        return 0.0 if self.free else self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), width)
+        if self.free:
+            return 0.0
+        if width not in self._level_s:
+            self._level_s[width] = self.share * step_seconds(self.draft, self.draft.busy(), len(self.seq), width)
+        return self._level_s[width]
 
-    @property
+    @cached_property
     def entry_s(self) -> float:
         """Predicted wall time of reading the sequence for a first draft, in seconds; 0.0 where drafting is free."""
         length = len(self.seq)
@@ -84,11 +90,22 @@ class Round:
 
     def target_s(self, tokens: float) -> float:
         """Return the predicted wall time of verification with `tokens` fed for each sequence, in seconds."""
-        return step_seconds(self.target, self._busy, len(self.seq), tokens)
+        if tokens not in self.predicted_s:
+            self.predicted_s[tokens] = step_seconds(self.target, self._busy, len(self.seq), tokens)
+        return self.predicted_s[tokens]
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences that the target works on, this one included."""
+        return max(self._busy.sequences, 1)
 
     @cached_property
     def _busy(self) -> Busy:
         return self.target.busy()
+
+    @cached_property
+    def _level_s(self) -> dict[float, float]:
+        return {}
 
 
 def step_seconds(model: Model, busy: Busy, context: int, tokens: float) -> float:

@@ -216,7 +216,7 @@ class SmartSpecLength(LengthPolicy):
         self._known = round.target.stores.open(
             kind, round.seq.learner, lambda: Acceptance(self.params.acceptance, width=round.width)
         )
-        self._sequences = max(round.target.busy().sequences, 1)
+        self._sequences = round.sequences
         # Where all begin to draft, each waits until all have read.
         self._reading_s = self._sequences * round.entry_s
         self._entry_s = 0.0 if self._drafted else self._reading_s

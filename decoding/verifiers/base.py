@@ -103,6 +103,17 @@ def with_rejected(draft: DraftTree, verdict: VerifyResult) -> tuple[Token, ...]:
     return tuple(tokens)
 
 
+def as_verified(drafted: tuple[int, ...], written: tuple[Token, ...], source: str) -> tuple[DraftTree, VerifyResult]:
+    """Return a chain that was not verified, cut to what was written instead, and what verification would have said."""
+    drafted = drafted[: len(written)]
+    agree = (token.id == guess for token, guess in zip(written, drafted, strict=False))
+    accepted = next((place for place, equal in enumerate(agree) if not equal), len(drafted))
+    tokens = written[: accepted + 1]
+    if accepted < len(drafted):
+        tokens = (*tokens[:-1], tokens[-1]._replace(kind=TokenKind.RECOVERED))
+    return DraftTree.chain(list(drafted), source), VerifyResult(tuple(range(accepted)), tokens)
+
+
 def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
     """Return for each draft token whether the answer's constraint allows it at its position.
 
