@@ -216,6 +216,17 @@ def test_rounds_that_cannot_have_been_are_refused(impossible: list[int]) -> None
     assert refused.value.message.startswith("method.params.rounds.0.1")
 
 
+def test_rounds_of_drafters_that_were_not_named_count_those_at_rest() -> None:
+    small, large = near(0)
+    large.stores.open("automatic", Sequence([1], SamplingParams(), 0).learner, Rests).by_arm.update(
+        {arm.name: Rest(left=9) for arm in make_parts(SpeculativeParams(), pair(small, large))[0]}
+    )
+    plain, _ = timed("plain", {"model": "large"}, small, large, [[1, 2]])
+    [found], _ = timed("speculative", {"rounds": {"0": [[1, 3]] * 4}}, small, large, [[1, 2]])
+    assert found.sequence.tokens == plain[0].sequence.tokens
+    assert found.sequence.meter.speculation.draft_tokens
+
+
 def names_of(params: dict[str, Any], greedy: bool = False, **pool: Any) -> list[str]:
     """The drafters that a request gets on a pool of a small and a large model."""
     small, large = near(0)
@@ -241,17 +252,6 @@ def test_trained_heads_are_used_where_they_fit(tmp_path: Path) -> None:
     (tmp_path / "medusa.safetensors").unlink()
     assert names_of({}, artifacts=Artifacts(tmp_path))[2:] == ["redrafter"]
     make_artifacts(tmp_path, {"small": "another", "large": "another"})
-def test_rounds_of_drafters_that_were_not_named_count_those_at_rest() -> None:
-    small, large = near(0)
-    large.stores.open("automatic", Sequence([1], SamplingParams(), 0).learner, Rests).by_arm.update(
-        {arm.name: Rest(left=9) for arm in make_parts(SpeculativeParams(), pair(small, large))[0]}
-    )
-    plain, _ = timed("plain", {"model": "large"}, small, large, [[1, 2]])
-    [found], _ = timed("speculative", {"rounds": {"0": [[1, 3]] * 4}}, small, large, [[1, 2]])
-    assert found.sequence.tokens == plain[0].sequence.tokens
-    assert found.sequence.meter.speculation.draft_tokens
-
-
     assert [each.name for each in offered(replace(pair(small, large), artifacts=Artifacts(tmp_path)))] == [
         "copyspec",
         "model_chain",
@@ -272,3 +272,15 @@ def test_who_is_not_wanted_sits_out_longer_each_time() -> None:
         roster.close(tokens=64)
     assert [place for place, here in enumerate(took_part) if here] == [0, 1, 3, 7, 15, 31, 63]
     assert LONGEST_REST == 31
+
+
+def test_each_of_many_tenants_keeps_what_was_learned() -> None:
+    pool = pair(*near(0))
+    arms, *_ = make_parts(SpeculativeParams(), pool)
+    small, large = pool.small, pool.large
+    for number in range(200):
+        seq = Sequence([1], SamplingParams(), 0, tenant=f"tenant {number}")
+        Roster(arms, seq, pool)
+        for arm in arms:
+            arm.length.before_round(Round(seq, small, large, arm.drafter.share == 0.0, arm.drafts))
+    assert large.stores.open("automatic", "tenant 0", Rests).by_arm
