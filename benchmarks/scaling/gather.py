@@ -36,6 +36,7 @@ from turnout.types import SamplingParams
 HOPS = Path("docs/results/hop.json")
 PROMPT, ANSWER = 64, 64
 DRAFT = 4
+FIXED = {"drafter": "model_chain", "length": "fixed"}
 # Draft length and requests at once; the first two decide what a step costs in addition to its forward.
 FITTED = ((0, 1), (0, 16))
 FORETOLD = ((0, 4), (0, 32), (DRAFT, 1), (DRAFT, 4), (DRAFT, 16))
@@ -48,7 +49,7 @@ async def answer(pool: LocalPool, number: int, draft: int, wrote: Callable[[int]
     """One request of a fixed length with a prompt of its own; `wrote` is called with its tokens as they come."""
     prompt = tuple((7919 * (number + 1) + 31 * place) % pool.vocab_size for place in range(PROMPT))
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True, seed=number)
-    name, params = ("speculative", {"draft_length": draft}) if draft else ("plain", {"model": "large"})
+    name, params = ("speculative", {**FIXED, "draft_length": draft}) if draft else ("plain", {"model": "large"})
     call = GenerateCall(f"gather-{number}", pool.name, sampling, prompt, method=name, params=params)
     meter = SpeculationMeter()
     async for event in pool.generate(call):
