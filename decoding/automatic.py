@@ -11,7 +11,6 @@ from decoding.model import ModelPool
 from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from decoding.speculation import Arm
-from turnout.errors import TurnoutError
 
 # Of each group the first that the pool can run: a copy costs nothing, a draft model gains most, and trained heads are
 # there because they are meant to be used. No more of them, for each costs a little where it never drafts.
@@ -45,7 +44,7 @@ def _can_run(name: str, models: ModelPool) -> bool:
             return False
     try:
         drafter.check(models)
-    except TurnoutError:  # made for other models
+    except Exception:  # made for other models, or damaged: a request that names it is refused
         return False
     return True
 
