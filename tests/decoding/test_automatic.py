@@ -210,6 +210,18 @@ def test_times_do_not_move_what_a_monitor_puts_into_an_answer() -> None:
     assert all(answers == found[0] for answers in found)
 
 
+def test_times_do_not_decide_how_far_a_step_passes_its_limit() -> None:
+    asked = {"scorer": {"name": "self_grade", "question": "7"}, "first_steps": 4, "max_steps": 4, "max_step_tokens": 5}
+    found = []
+    for seed in (1, 2):
+        small, large = near(seed)
+        for _ in range(3):
+            params = {**asked, "rest": "nobody", "speculate": {}}
+            requests, _ = timed("step_speculation", params, small, large, prompts_of(3), Numbers(), temperature=1.0)
+            found.append([each.sequence.tokens for each in requests])
+    assert all(answers == found[0] for answers in found)
+
+
 @pytest.mark.parametrize("impossible", [[1, 2], [-1, 0], [-2, 1], [0, -1], [0, 17]])
 def test_rounds_that_cannot_have_been_are_refused(impossible: list[int]) -> None:
     small, large = near(0)
