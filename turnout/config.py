@@ -255,13 +255,16 @@ def with_drafts(config: TurnoutConfig) -> TurnoutConfig:
         target = config.models[pool.large]
         place = f"models.{pool.large}"
         here = find_model(target.path, f"{place}.path").path  # nothing is downloaded to read a file
-        folder = None if here is None else find_draft(described(here, f"{place}.path"), place)[0]
+        if here is None:
+            continue
+        checkpoint = described(here, f"{place}.path")
+        folder, _ = find_draft(checkpoint, place)
         if folder is None:
             continue
         draft = f"{pool.large}-draft"
         while draft in pools or (draft in models and models[draft].path != str(folder)):
             draft += "-"
-        room = int(target.kv_memory_bytes * layer_share(folder, model_path(target)))  # for as many tokens
+        room = int(target.kv_memory_bytes * layer_share(folder, checkpoint))  # for as many tokens
         models[draft] = ModelConfig(
             path=str(folder),
             dtype=target.dtype,

@@ -12,9 +12,10 @@ import yaml
 
 from pool.components import open_parts
 from tests.training.draft_target import save_tiny
-from turnout.config import ModelConfig, TurnoutConfig, load_config, parse_config
+from turnout.config import ModelConfig, TurnoutConfig, load_config, parse_config, with_drafts
 from turnout.drafts import ABOUT, draft_place, layer_share, register, target_identity
 from turnout.errors import TurnoutError
+from turnout.model_files import Found
 
 
 @pytest.fixture
@@ -69,6 +70,15 @@ def test_a_draft_is_found_and_becomes_the_small_model(target: Path) -> None:
     assert config.models["big-draft"] == expected
     assert open_parts("p", config).notes == []
     assert config == parse_config(config.model_dump(exclude_unset=True))  # as it is sent to other processes
+
+
+def test_nothing_is_asked_of_a_hub_to_find_a_draft(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_draft(target, draft_place(target_identity(target)))
+    monkeypatch.setattr("turnout.config.find_model", lambda *_: Found(target))
+    monkeypatch.setattr("turnout.config.fetch_model", lambda *_: pytest.fail("fetched"))
+    pools = {"p": {"large": "big", "draft": "auto", "default": {"name": "speculative"}}}
+    config = with_drafts(parse_config({"models": {"big": {"path": "hf:tiny/target"}}, "pools": pools}))
+    assert config.models["big-draft"].kv_memory_bytes == 64 << 20
 
 
 def test_layers_are_those_of_the_text_side_of_a_wrapper(target: Path, tmp_path: Path) -> None:
