@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from training.random_models import llama_config, random_model
 from turnout import gguf_files
 from turnout.config import check_resources, parse_config
 from turnout.errors import Code, TurnoutError
-from turnout.gguf_files import described, index_of
+from turnout.gguf_files import described, index_of, shard_names
 from turnout.gguf_files.tokenizer import SPLITS
 
 FIELD = "models.large.path"
@@ -70,6 +72,30 @@ def test_a_changed_file_is_described_anew(file: Path, cache: Path) -> None:
     assert sorted(cache.iterdir()) == sorted([one, two]), "nothing half-written is left"
 
 
+def test_a_file_written_over_with_its_old_time_is_described_anew(file: Path) -> None:
+    one, before = described(file), file.stat()
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert described(file) != one
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, {"rope_type": "default"}),
+    ],
+)
+def test_rope_is_scaled_as_llama_cpp_scales_it(metadata: dict[str, Any], rope: dict[str, Any], file: Path) -> None:
+    write_gguf(file, MODEL, metadata={f"llama.{key}": value for key, value in metadata.items()})
+    found = json.loads((described(file) / "config.json").read_text())["rope_parameters"]
+    assert found == {"rope_theta": 10000.0, **rope}
+
+
 def test_a_cache_that_cannot_be_written_is_replaced(file: Path, cache: Path) -> None:
     cache.write_text("a file")
     folder = described(file)
@@ -118,6 +144,12 @@ def test_shards_are_one_model_and_none_may_lack(file: Path, tmp_path: Path) -> N
     assert refusal(folder) == f"{folder} lacks {second.name}, which {first.name} belongs to"
 
 
+@pytest.mark.parametrize("name", ["x-00001-of-00000.gguf", "x-00003-of-00002.gguf", "x-00000-of-00002.gguf"])
+def test_a_number_that_no_shard_has_is_a_part_of_a_name(name: str, file: Path) -> None:
+    assert shard_names(name) == [name]
+    assert described(file.rename(file.with_name(name)).parent) == described(file.with_name(name))
+
+
 def cut(size: int) -> Callable[[Path], None]:
     def change(file: Path) -> None:
         file.write_bytes(file.read_bytes()[:size])
@@ -150,7 +182,27 @@ def of_type(number: int) -> Callable[[Path], None]:
     return change
 
 
+def header(tensors: int, values: int, rest: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, values) + struct.pack("<Q", 1) + b"t" + rest
+
+
 FAULTS = {
+    "lists of lists of lists": (
+        starting(header(0, 1, struct.pack("<I", 9) + 3000 * struct.pack("<IQ", 9, 1))),
+        " has a header that is not valid GGUF: maximum recursion depth exceeded",
+    ),
+    "a tensor of many dimensions": (
+        starting(header(1, 0, struct.pack("<I", 20000) + 20000 * struct.pack("<Q", 1 << 63))),
+        " has a header that is not valid GGUF: t has 20000 dimensions",
+    ),
+    "a text for a number": (
+        written(metadata={"llama.embedding_length": "many"}),
+        ": its metadata has values that cannot be used (TypeError: ",
+    ),
+    "OLMo 3, which is named as OLMo 2": (
+        written(architecture="olmo2", metadata={"olmo2.attention.sliding_window": 4096.0}),
+        ": OLMo 3 (olmo2.attention.sliding_window) is not supported in a GGUF file",
+    ),
     "another file": (starting(b"GGML"), " is not a GGUF file: it does not start with GGUF"),
     "empty": (cut(0), " is not a GGUF file: it does not start with GGUF"),
     "big-endian": (starting(b"GGUF\0\0\0\3"), " is a big-endian GGUF file; only little-endian ones are supported"),

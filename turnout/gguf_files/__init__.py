@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import struct
 import tempfile
 from dataclasses import astuple
 from functools import cache
@@ -60,7 +61,8 @@ def described(path: Path, field: str = "path") -> Path:
 
 def shard_names(name: str) -> list[str]:
     """The files of the model that a GGUF file of this name belongs to; a name may have folders before it."""
-    if not (found := SHARD.fullmatch(name)):
+    found = SHARD.fullmatch(name)
+    if found is None or not 1 <= int(found["number"]) <= int(found["count"]):
         return [name]
     count = int(found["count"])
     return [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
@@ -130,13 +132,26 @@ def _program() -> bytes:
 
 def _key(files: list[Path]) -> str:
     """A name for the files as they are now, of which nothing is read."""
-    states = [(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
+    stats = [file.stat() for file in files]
+    states = [
+        (str(file), each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+        for file, each in zip(files, stats, strict=True)
+    ]
     return hashlib.sha256(_program() + repr(states).encode()).hexdigest()[:32]
 
 
 def _contents(files: list[Path], field: str) -> dict[str, Any]:
     """The files of the description: JSON values, or texts, by name."""
     headers = [read_header(file, field, number) for number, file in enumerate(files)]
+    try:
+        return _of_headers(headers, files, field)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+        said = " ".join(str(error).split())
+        message = f"{files[0]}: its metadata has values that cannot be used ({type(error).__name__}: {said})"
+        raise invalid(field, message) from None
+
+
+def _of_headers(headers: list[Header], files: list[Path], field: str) -> dict[str, Any]:
     tensors = {name: stored for header in headers for name, stored in header.tensors.items()}
     whole = Header(headers[0].metadata, tensors)
     data = Metadata(whole, files, field)

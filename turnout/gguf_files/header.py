@@ -18,6 +18,7 @@ from turnout.errors import invalid
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
+MOST_DIMS = 4
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # What `gguf.quants.dequantize` turns into float32.
@@ -76,7 +77,7 @@ def read_header(path: Path, field: str, file: int = 0) -> Header:
         raise invalid(field, f"cannot read {path}: {error.strerror or error}") from None
     except (struct.error, EOFError):
         raise invalid(field, f"{path} is cut off in its header; copy it again") from None
-    except (UnicodeDecodeError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise invalid(field, f"{path} has a header that is not valid GGUF: {error}") from None
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
@@ -150,6 +151,8 @@ def _parse(cursor: _Cursor) -> tuple[dict[str, Any], list[tuple[str, tuple[int, 
     tensors = []
     for _ in range(num_tensors):
         name, num_dims = cursor.string(), cursor.number("I")
+        if num_dims > MOST_DIMS:
+            raise ValueError(f"{name} has {num_dims} dimensions")
         shape = tuple(reversed(cursor.numbers("Q", num_dims)))  # GGUF has the fastest dimension first
         tensors.append((name, shape, cursor.number("I"), cursor.number("Q")))
     return metadata, tensors, cursor.place

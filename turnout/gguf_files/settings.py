@@ -124,14 +124,15 @@ def generation_of(data: Metadata) -> dict[str, Any]:
 def _rope(data: Metadata, theta: float = 10000.0) -> dict[str, Any]:
     """The rotary embedding's parameters."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": data.own("rope.freq_base", theta)}
-    kind = data.own("rope.scaling.type", "none")
+    kind = data.own("rope.scaling.type", "linear")  # as llama.cpp reads a file without it
+    factor = data.own("rope.scaling.factor", data.own("rope.scale_linear"))  # the latter in old files
     if ROPE_FREQS in data.tensors:
         return _llama3_rope(data, rope)
-    if kind == "none":
+    if kind == "none" or (kind == "linear" and not factor):
         return rope
     if kind not in ("linear", "yarn"):
         raise data.refusal(f"rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
-    rope |= {"rope_type": kind, "factor": data.own_needed("rope.scaling.factor")}
+    rope |= {"rope_type": kind, "factor": factor or data.own_needed("rope.scaling.factor")}
     if kind == "yarn":
         rope["original_max_position_embeddings"] = data.own_needed("rope.scaling.original_context_length")
         if (attention := data.own("rope.scaling.attn_factor")) is not None:
@@ -242,6 +243,8 @@ def _phi3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _olmo2(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    if data.own("attention.sliding_window", 0):
+        raise data.refusal("OLMo 3 (olmo2.attention.sliding_window) is not supported in a GGUF file")
     named = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False}
     return named | {"rope_parameters": _rope(data)}
 
