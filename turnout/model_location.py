@@ -102,6 +102,7 @@ def _hub_repository(text: str, field: str) -> HubRepository:
     organisation, _, rest = named.partition("/")
     name, _, file = rest.partition("/")
     fits = _PART.fullmatch(organisation) and _PART.fullmatch(name)
-    if not fits or (at and not revision) or (file and not file.endswith(GGUF)) or ".." in file.split("/"):
+    misnamed = file and (not file.endswith(GGUF) or {"", ".", ".."} & set(file.split("/")))
+    if not fits or (at and not revision) or misnamed:
         raise invalid(field, f"{text!r} names no repository of a hub; {ALLOWED}")
     return HubRepository(f"{organisation}/{name}", revision or None, file or None)

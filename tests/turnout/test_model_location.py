@@ -45,6 +45,7 @@ def test_each_form_of_a_path(text: str, meant: Location) -> None:
         "hf:a--b/c",
         "hf:a/b.git",
         "hf:a/b/../c.gguf",
+        "hf:a/b//c.gguf",
     ],
 )
 def test_no_repository(text: str) -> None:
