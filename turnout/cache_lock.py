@@ -17,10 +17,11 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def locked(name: str) -> Iterator[None]:
+def locked(name: str) -> Iterator[bool]:
     """Let one process of this machine at a time fetch a thing.
 
-    Without a cache that can be written nothing can be fetched either, and no lock is needed.
+    Yields whether it is the only one. It may not be where the file system has no locks; and without a cache that can be
+    written nothing can be fetched, and none is needed.
 
     Args:
         name: of the thing.
@@ -30,9 +31,9 @@ def locked(name: str) -> Iterator[None]:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except (OSError, NotImplementedError):  # the latter where the file system has no locks
-        yield
+        yield False
         return
     try:
-        yield
+        yield True
     finally:
         lock.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +56,11 @@ class Snapshot:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file."""
-        return {file.path: file.size for file in self.listing}
+        return _sizes(self.listing)
+
+    def begun(self, names: Iterable[str]) -> int:
+        """Nothing: the hub's client continues no copy of another process."""
+        return 0
 
     def bring(self, names: Sequence[str]) -> None:
         """Download files and check their contents, where the hub says what these are.
@@ -170,7 +174,7 @@ def find(repository: HubRepository, weights: bool = True) -> Found:
     folder = _snapshot_folder(repository, resolved.resolved)
     path = folder / repository.file if repository.file else folder
     try:
-        sizes = {file.path: file.size for file in get_cached_repo_tree(repository.name, revision=resolved)}
+        sizes = _sizes(get_cached_repo_tree(repository.name, revision=resolved))
     except CachedRepoTreeNotFoundError:
         return Found(path if path.exists() else None)
     file = repository.file
@@ -209,6 +213,11 @@ def _listed(repository: HubRepository, commit: str, field: str) -> list[RepoFile
         if error.code is Code.UNAVAILABLE and known.exists():
             return None
         raise
+
+
+def _sizes(listing: Sequence[RepoFile]) -> dict[str, int]:
+    """Bytes of each file; without names that lead out of a folder, which no repository has."""
+    return {file.path: file.size for file in listing if not {"", ".."} & set(file.path.split("/"))}
 
 
 def _snapshot_folder(repository: HubRepository, commit: str) -> Path:

@@ -63,6 +63,9 @@ class RemoteFiles(Protocol):
     @property
     def cache_setting(self) -> str: ...  # noqa: D102
 
+    def begun(self, names: Iterable[str]) -> int:
+        """Bytes of files that broken-off copies of them left, and that are not copied again."""
+
     def bring(self, names: Sequence[str]) -> None:
         """Copy files of `sizes` to the folder.
 
@@ -199,7 +202,8 @@ def _bring(files: RemoteFiles, names: Sequence[str], field: str) -> None:
     wanted = missing(files.folder, files.sizes, names)
     if not wanted:
         return
-    check_space(files.folder, sum(files.sizes[name] for name in wanted), files.name, field, files.cache_setting)
+    needed = sum(files.sizes[name] for name in wanted) - files.begun(wanted)
+    check_space(files.folder, needed, files.name, field, files.cache_setting)
     files.bring(wanted)
     if short := missing(files.folder, files.sizes, wanted):
         raise _differs(files, short[0], field)

@@ -6,11 +6,14 @@ import errno
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from turnout.atomic_files import write_whole
@@ -25,11 +28,14 @@ from turnout.model_location import GGUF, StoredFiles
 MARKS = (
     "ETag",
     "etag",
+    "Content-MD5",
     "md5Hash",
+    "Digest",
     "crc32c",
     "CRC",
     "generation",
     "LastModified",
+    "Last-Modified",
     "last_modified",
     "updated",
     "mtime",
@@ -53,6 +59,7 @@ class StoredVersion:
         system: reads them, from
         root: there.
         field: the model's place in the configuration, for messages.
+        alone: whether no other process copies them; others have temporary names of their own.
     """
 
     name: str
@@ -62,7 +69,12 @@ class StoredVersion:
     system: Any
     root: str
     field: str
+    alone: bool = True
     cache_setting: str = "XDG_CACHE_HOME"
+
+    def begun(self, names: Iterable[str]) -> int:
+        """Bytes that broken-off copies left and that are continued."""
+        return sum(self._begun(name) for name in names)
 
     def bring(self, names: Sequence[str]) -> None:
         """Copy files, each to a temporary name that is renamed when it is whole; a copy that broke off is continued.
@@ -83,21 +95,40 @@ class StoredVersion:
     def _copy(self, name: str, advance: Any) -> None:
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part")
-        # Where a change would not show, the rest may be of another file.
-        resumes = self.marks[name] is not None and part.is_file() and part.stat().st_size <= self.sizes[name]
-        with self.system.open(self._place(name), "rb") as source, part.open("ab" if resumes else "wb") as copy:
-            if copy.tell():
-                source.seek(copy.tell())
-                advance(copy.tell())
-            while data := source.read(CHUNK):
-                copy.write(data)
-                advance(len(data))
+        part, begun = self._part(name), self._begun(name)
+        whole = {"block_size": 0} if "https" in self.system.protocol else {}  # asks a web server for no parts
+        try:
+            self._append(name, begun, advance)
+        except ValueError:  # what fsspec raises where a store gives files from their start only
+            if not begun and not whole:
+                raise
+            self._append(name, 0, advance, whole)
         if (size := part.stat().st_size) != self.sizes[name]:
             part.unlink()
             message = f"{self.name}: {name} should have {self.sizes[name]} bytes, and {size} came; try again"
             raise TurnoutError(Code.UNAVAILABLE, f"{self.field}: {message}", self.field)
         part.replace(target)
+
+    def _append(self, name: str, start: int, advance: Any, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+        place = self._place(name)
+        with self.system.open(place, "rb", **options) as source, self._part(name).open("ab" if start else "wb") as copy:
+            if start:
+                source.seek(start)
+                advance(start)
+            while data := source.read(CHUNK):
+                copy.write(data)
+                advance(len(data))
+
+    def _part(self, name: str) -> Path:
+        target = self.folder / name
+        own = "" if self.alone else f".{platform.node()}.{os.getpid()}"
+        return target.with_name(f".{target.name}{own}.part")
+
+    def _begun(self, name: str) -> int:
+        """Bytes of a copy that is continued; where a change would not show, the rest may be of another file."""
+        part = self._part(name)
+        size = part.stat().st_size if self.marks[name] is not None and part.is_file() else 0
+        return size if size <= self.sizes[name] else 0
 
     def _place(self, name: str) -> str:
         if self.name.endswith(GGUF):
@@ -120,9 +151,10 @@ def fetch(stored: StoredFiles, field: str, weights: bool = True) -> Path:
         TurnoutError: in one line: the scheme is unknown or its package missing, there is nothing that can be loaded,
             the disk has no room, or the store fails and the cache lacks files.
     """
-    with locked(stored.url):
+    with locked(stored.url) as alone:
         try:
             version = _listed(stored, field)
+            version.alone = alone
         except TurnoutError as error:
             if error.code is Code.UNAVAILABLE and (path := find(stored, weights).path) is not None:
                 log.warning("%s cannot be read; what the cache holds of it is used", stored.url)
@@ -132,9 +164,15 @@ def fetch(stored: StoredFiles, field: str, weights: bool = True) -> Path:
             path = complete_file(version, file, field)
         else:
             path = complete(version, field, weights)
-        current = {"folder": version.folder.name, "sizes": dict(version.sizes)}
-        write_whole(_home(stored) / CURRENT, json.dumps(current).encode())
+        _note_current(version, _home(stored) / CURRENT)
         return path
+
+
+def _note_current(version: StoredVersion, place: Path) -> None:
+    current = json.dumps({"folder": version.folder.name, "sizes": dict(version.sizes)}).encode()
+    with suppress(OSError):  # in a cache that is only read, all files are there
+        if not place.is_file() or place.read_bytes() != current:
+            write_whole(place, current)
 
 
 def find(stored: StoredFiles, weights: bool = True) -> Found:
@@ -173,7 +211,7 @@ def _listed(stored: StoredFiles, field: str) -> StoredVersion:
             found = {name: info for name, info in found.items() if ".." not in name.split("/")}
     if not found:
         raise invalid(field, f"{stored.url} holds no files")
-    sizes = {name: info["size"] for name, info in found.items()}
+    sizes = {name: info.get("size") for name, info in found.items()}
     if unknown := [name for name in _needed(sizes, file) if sizes[name] is None]:
         raise invalid(field, f"{stored.url}: the store does not say how large {unknown[0]} is")
     marks = {name: _mark(info) for name, info in found.items()}
@@ -220,6 +258,9 @@ def _refusals(url: str, field: str) -> Iterator[None]:
         raise invalid(field, f"{url}: there is nothing") from None
     except Exception as error:
         said = " ".join(str(error).split())
+        if isinstance(error, OSError) and str(error.filename or "").startswith(str(cache_folder())):
+            message = f"{url}: cannot write {error.filename}: {error.strerror}; set XDG_CACHE_HOME to another folder"
+            raise TurnoutError(Code.PERMISSION_DENIED, f"{field}: {message}", field) from None
         if isinstance(error, PermissionError):
             message = f"{url}: access is refused ({said}): credentials are read where the store's own tools read them"
             raise TurnoutError(Code.PERMISSION_DENIED, f"{field}: {message}", field) from None

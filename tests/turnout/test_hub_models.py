@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -11,7 +13,9 @@ from huggingface_hub import constants
 from tests.checkpoint_folders import write_checkpoint
 from tests.hub_server import Hub, own_caches, point_at, running
 from turnout.errors import Code, TurnoutError
+from turnout.hub_models import Snapshot
 from turnout.model_fetching import fetch_model, find_model, pin_model
+from turnout.model_location import HubRepository
 
 FIELD = "models.m.path"
 PATH = "hf:tiny/pair@main"
@@ -186,6 +190,12 @@ def test_bytes_that_are_not_those_announced(hub: Hub, files: dict[str, bytes], o
     hub.sent["config.json"] = files["config.json"] + b"\n"
     own_cache()
     assert "config.json has the git hash" in refusal().message
+
+
+def test_names_that_lead_out_of_the_folder_are_not_there() -> None:
+    names = ["config.json", "a/b.gguf", "../x.gguf", "a/../../x.gguf", "/x.gguf"]
+    listing: list[Any] = [SimpleNamespace(path=name, size=1) for name in names]
+    assert list(Snapshot(HubRepository("tiny/pair"), "0" * 40, listing, FIELD).sizes) == names[:2]
 
 
 def test_a_disk_without_room(hub: Hub) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.checkpoint_folders import write_checkpoint
-from turnout import stored_models
+from turnout import model_files, stored_models
 from turnout.checkpoint_files import check_checkpoint
 from turnout.errors import Code, TurnoutError
 from turnout.model_location import StoredFiles
@@ -160,3 +167,81 @@ def test_nothing_to_copy_is_one_line(store: MemoryFileSystem, url: str, says: st
 def test_an_archive_is_a_store(store: MemoryFileSystem, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "tiny"), "zip", tmp_path / "tiny")
     check_checkpoint(stored_models.fetch(StoredFiles(f"zip://::file://{archive}"), FIELD), FIELD)
+
+
+def broken_off(left: int) -> Path:
+    """The folder of a copy that broke off before the last bytes of the weights."""
+    folder = stored_models.fetch(STORED, FIELD)
+    weights = folder / "model.safetensors"
+    (folder / ".model.safetensors.part").write_bytes(weights.read_bytes()[:-left])
+    weights.unlink()
+    return folder
+
+
+def test_room_is_needed_only_for_the_rest_of_a_copy(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = broken_off(10)
+    monkeypatch.setattr(model_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    with pytest.raises(TurnoutError, match=r"10 B are to be downloaded, and the disk of .* has 9 B free"):
+        stored_models.fetch(STORED, FIELD)
+    monkeypatch.setattr(model_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    assert stored_models.fetch(STORED, FIELD) == folder
+
+
+def test_a_copy_that_cannot_be_continued_is_made_anew(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromItsStart(io.BytesIO):
+        def seek(self, *_: Any) -> int:
+            raise ValueError("Cannot seek")
+
+    folder = broken_off(10)
+    monkeypatch.setattr(
+        MemoryFileSystem, "_open", lambda self, path, *_, **__: FromItsStart(self.store[path].getvalue())
+    )
+    assert stored_models.fetch(STORED, FIELD) == folder
+    check_checkpoint(folder, FIELD)
+
+
+def test_a_cache_that_holds_all_need_not_be_written(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    folder = stored_models.fetch(STORED, FIELD)
+    monkeypatch.setattr(stored_models, "write_whole", refuse)
+    assert stored_models.fetch(STORED, FIELD) == folder
+
+
+def test_a_cache_that_cannot_be_written_is_named(store: MemoryFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(TurnoutError, match=r"tiny: cannot write .*/cache/.*; set XDG_CACHE_HOME to another folder$"):
+        stored_models.fetch(STORED, FIELD)
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_web_server_that_knows_no_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends whole files, and says by their time only that they changed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "served/m.gguf"
+    file.parent.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(file.parent))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stored = StoredFiles(f"http://127.0.0.1:{server.server_port}/m.gguf")
+        for number in (1, 2):
+            file.write_bytes(bytes([number]) * (6 << 20))  # more than fsspec asks for at once
+            os.utime(file, (number, number))
+            assert stored_models.fetch(stored, FIELD).read_bytes() == file.read_bytes()
+        server.shutdown()
+
+
+def test_copies_without_a_lock_do_not_share_a_file(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = broken_off(10)
+    monkeypatch.setattr("turnout.cache_lock.FileLock.acquire", refuse)
+    begun = (folder / ".model.safetensors.part").read_bytes()
+    assert stored_models.fetch(STORED, FIELD) == folder
+    assert (folder / ".model.safetensors.part").read_bytes() == begun, "it may be another process's"
+    check_checkpoint(folder, FIELD)
