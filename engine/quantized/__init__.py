@@ -28,4 +28,8 @@ def format_of(folder: Path, field: str = "model") -> WeightFormat | None:
         return None
     if found.method not in FORMATS:
         raise invalid(field, f"{folder}: {not_supported(found.place, found.method)}")
-    return FORMATS[found.method](found.settings, f"{folder}: {found.place}", field)
+    try:
+        return FORMATS[found.method](found.settings, f"{folder}: {found.place}", field)
+    except (AttributeError, TypeError, ValueError) as error:
+        message = f"{folder}: {found.place}: settings of {found.method} that cannot be used: {error}"
+        raise invalid(field, message) from None

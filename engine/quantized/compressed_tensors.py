@@ -85,6 +85,7 @@ class CompressedTensors(WeightFormat):
 def _block(weights: Mapping[str, Any]) -> list[int] | None:
     """Rows and columns that share a scale, where a part of a row does."""
     if weights.get("strategy") == "block":
-        return weights.get("block_structure")
+        found = weights.get("block_structure")
+        return [int(size) for size in found.split("x")] if isinstance(found, str) else found
     size = weights.get("group_size") or 0
     return [1, size] if size > 0 else None

@@ -49,7 +49,10 @@ class Gptq(WeightFormat):
         dense = unpacked(tensors["qweight"], bits, 0).float()
         group = tensors.get("g_idx")
         if group is None:
-            group = torch.arange(len(dense)) // -(-len(dense) // len(scales))
+            size = self.settings.get("group_size") or len(dense)
+            if -(-len(dense) // size) != len(scales):  # a layer of its own
+                size = -(-len(dense) // len(scales))
+            group = torch.arange(len(dense)) // size
         group, dense = group.long(), dense[: len(group)]
         dense -= unpacked(zeros, bits, 1)[:, : dense.shape[1]].float()[group]
         dense *= scales[group]

@@ -51,16 +51,18 @@ def scales(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return (torch.rand(shape) * 0.02 + 0.01).to(dtype)
 
 
-def gptq(bits: int, group: int, version: str, shuffled: bool = False) -> Callable[[int, int], tuple[Tensors, Any]]:
+def gptq(
+    bits: int, group: int, version: str, shuffled: bool = False, indices: bool = True
+) -> Callable[[int, int], tuple[Tensors, Any]]:
     def make(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
-        groups = columns // group if group > 0 else 1
-        index = torch.arange(columns) // (columns // groups)
+        groups = -(-columns // group) if group > 0 else 1
+        index = torch.arange(columns) // (group if group > 0 else columns)
         index = index[torch.randperm(columns)] if shuffled else index
         q, scale = integers((columns, rows), 0, 1 << bits), scales(groups, rows)
         first = 1 if version == "gptq" else 0
         zero = integers((groups, rows), first, 1 << bits)
         tensors = {"qweight": packed(q, bits, 0), "qzeros": packed(zero - first, bits, 1), "scales": scale}
-        if shuffled or group > 0:
+        if indices and (shuffled or group > 0):
             tensors["g_idx"] = index.to(torch.int32)
         return tensors, ((q - zero[index]) * scale.float()[index]).T
 
@@ -137,6 +139,9 @@ CASES = {
         gptq(4, 32, "gptq_v2", shuffled=True),
     ),
     "gptq, 8 bits, one group": Case({"quant_method": "gptq", "bits": 8, "group_size": -1}, gptq(8, -1, "gptq")),
+    "gptq, cut-off group, without indices": Case(
+        {"quant_method": "gptq", "bits": 4, "group_size": 40}, gptq(4, 40, "gptq", indices=False)
+    ),
     "awq": Case({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq),
     "int4, groups": Case(compressed("pack-quantized", num_bits=4), pack_quantized(4, 32)),
     "int4, groups, zeros": Case(compressed("pack-quantized", num_bits=4), pack_quantized(4, 32, zeros=True)),
@@ -146,6 +151,9 @@ CASES = {
     "fp8, channel": Case(compressed("float-quantized"), float8("weight_scale", "channel")),
     "fp8, block": Case(
         compressed("float-quantized", strategy="block", block_structure=[32, 40]), float8("weight_scale", "block")
+    ),
+    "fp8, block, named by a text": Case(
+        compressed("float-quantized", strategy="block", block_structure="32x40"), float8("weight_scale", "block")
     ),
     "plain fp8, block": Case(
         BLOCKS,
@@ -307,6 +315,10 @@ def test_the_first_gptq_format_borrows_from_the_next_zero() -> None:
         (
             compressed("dense") | {"sparsity_config": {"format": "sparse-24-bitmask"}},
             "compressed-tensors with sparsity_config is not supported",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": None}},
+            "settings of compressed-tensors that cannot be used: 'NoneType' object has no attribute 'get'",
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes is not supported; supported: gptq, awq"),
     ],
