@@ -224,7 +224,7 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     on_cpu = settings.device == CPU
     dtype: torch.dtype = getattr(torch, settings.dtype)
     native = engine.kernels != "torch" and dtype in NATIVE_DTYPES
-    packed = on_cpu and (native or packs(dtype))
+    packed = on_cpu and ranks == 1 and (native or packs(dtype))  # a share is not packed
     # Cosine and sine of every position, float32, in tables that double as sequences grow; and the frequencies.
     rows = max(1 << (size.max_length - 1).bit_length(), SHORTEST_TABLE) + 1
     angles = 2 * 4 * shape.head_dim * rows

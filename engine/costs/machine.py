@@ -39,7 +39,8 @@ def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of what was freed, for reuse
+        return int(free) + kept
     left = [_left_in(folder, limit, usage) for folder, limit, usage in _groups(root)]
     free_now = int(psutil.virtual_memory().available)
     return min([free_now, *(each for each in left if each is not None)])

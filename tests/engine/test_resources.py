@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.costs.machine import measure_machine, memory_bytes
+from engine.costs.limits import predict_memory
+from engine.costs.machine import available_bytes, measure_machine, memory_bytes
 from engine.costs.resources import Machine, ModelShape, Planner, Request, Session
+from engine.costs.weight_sizes import weight_sizes
 from tests.engine.architectures import CONFIGS, config_of
 from tests.engine.harness import CPU
 from training.random_models import llama_config, random_model
+from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import Code, TurnoutError
 
 GIB = 1 << 30
@@ -129,3 +133,18 @@ def test_the_machine_is_measured() -> None:
     machine = measure_machine(torch.float32, CPU)
     assert machine.memory_bytes == memory_bytes(CPU)
     assert min(machine.read_bytes_per_s, machine.copy_bytes_per_s, machine.flops_per_s) > 0.0
+
+
+def test_what_torch_keeps_of_a_gpu_for_reuse_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    assert available_bytes(torch.device("cuda")) == 70
+
+
+def test_a_share_of_a_split_model_is_cast_and_not_packed(pair_folder: Path) -> None:
+    """What is cast is then what is kept."""
+    models = {"m": ModelConfig(path=str(pair_folder / "large"))}  # bfloat16 of float32
+    loading = [predict_memory(models, EngineConfig(kernels="auto"), ranks)["cpu"][0].loading for ranks in (1, 2)]
+    sizes = weight_sizes(pair_folder / "large", torch.bfloat16)
+    assert loading == [sizes.loading_bytes + sizes.cast_bytes, sizes.loading_bytes]
