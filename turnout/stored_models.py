@@ -131,8 +131,8 @@ class StoredVersion:
         return size if size <= self.sizes[name] else 0
 
     def _place(self, name: str) -> str:
-        if self.name.endswith(GGUF):
-            return self.root.removesuffix(self.name.rpartition("/")[2]) + name
+        if (file := _file_of(self.name)) is not None:
+            return _place_of(self.root, file, name)
         return f"{self.root.rstrip('/')}/{name}" if self.root else name
 
 
@@ -160,7 +160,7 @@ def fetch(stored: StoredFiles, field: str, weights: bool = True) -> Path:
                 log.warning("%s cannot be read; what the cache holds of it is used", stored.url)
                 return path
             raise
-        if (file := _file_of(stored)) is not None:
+        if (file := _file_of(stored.url)) is not None:
             path = complete_file(version, file, field)
         else:
             path = complete(version, field, weights)
@@ -182,7 +182,7 @@ def find(stored: StoredFiles, weights: bool = True) -> Found:
         folder, sizes = _home(stored) / current["folder"], current["sizes"]
     except (OSError, ValueError, KeyError, TypeError):
         return Found(None)
-    if (file := _file_of(stored)) is not None:
+    if (file := _file_of(stored.url)) is not None:
         lacks = missing(folder, sizes, shard_names(file))
         return Found(None if lacks else folder / file, tuple(lacks))
     lacks = lacking(folder, sizes, weights)
@@ -203,8 +203,8 @@ def _listed(stored: StoredFiles, field: str) -> StoredVersion:
         raise invalid(field, f"{stored.url} cannot be read: {' '.join(str(error).split())}") from None
     with _refusals(stored.url, field):
         system.invalidate_cache()
-        if (file := _file_of(stored)) is not None:
-            found = {name: system.info(root.removesuffix(file) + name) for name in shard_names(file)}
+        if (file := _file_of(stored.url)) is not None:
+            found = {name: system.info(_place_of(root, file, name)) for name in shard_names(file)}
         else:
             listed = system.find(root, maxdepth=DEPTH, detail=True)
             found = {path.removeprefix(root.rstrip("/")).lstrip("/"): info for path, info in listed.items()}
@@ -234,9 +234,16 @@ def _mark(info: Mapping[str, Any]) -> str | None:
     return next((f"{key} {info[key]}" for key in MARKS if info.get(key) is not None), None)
 
 
-def _file_of(stored: StoredFiles) -> str | None:
-    """The name of the one file that a URL means; None: it is of a folder."""
-    return stored.url.rpartition("/")[2] if stored.url.endswith(GGUF) else None
+def _file_of(url: str) -> str | None:
+    """The name of the one file that a URL means, which a query may follow; None: it is of a folder."""
+    path = url.partition("?")[0]
+    return path.rpartition("/")[2] if path.endswith(GGUF) else None
+
+
+def _place_of(root: str, file: str, name: str) -> str:
+    """The place of a file in the folder of the one that `root` is of."""
+    path, mark, query = root.partition("?")
+    return path.removesuffix(file) + name + mark + query
 
 
 def _home(stored: StoredFiles) -> Path:

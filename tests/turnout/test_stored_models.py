@@ -227,7 +227,7 @@ def test_a_web_server_that_knows_no_ranges(tmp_path: Path, monkeypatch: pytest.M
     file.parent.mkdir()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(file.parent))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        stored = StoredFiles(f"http://127.0.0.1:{server.server_port}/m.gguf")
+        stored = StoredFiles(f"http://127.0.0.1:{server.server_port}/m.gguf?download=true")
         for number in (1, 2):
             file.write_bytes(bytes([number]) * (6 << 20))  # more than fsspec asks for at once
             os.utime(file, (number, number))
