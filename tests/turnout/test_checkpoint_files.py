@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.checkpoint_folders import write_checkpoint
-from turnout.checkpoint_files import Quantization, check_checkpoint, quantization
+from turnout.checkpoint_files import Quantization, check_checkpoint, quantization, weight_files
 from turnout.config import check_resources, parse_config
 from turnout.errors import Code, TurnoutError
 
@@ -72,6 +72,11 @@ def test_files_of_quantizers_are_found(folder: Path) -> None:
     check_checkpoint(folder, FIELD)
     (folder / "quantize_config.json").rename(folder / "hf_quant_config.json")
     assert refusal(folder) == f"{folder}: hf_quant_config.json: modelopt is not supported; supported: {SUPPORTED}"
+
+
+def test_a_gguf_file_next_to_a_checkpoint_is_not_its_weights(folder: Path) -> None:
+    (folder / "weights-q4.gguf").write_bytes(b"GGUF")
+    assert weight_files(folder) == [folder / "model.safetensors"]
 
 
 def test_quantized_weights_that_torch_pickled_are_refused(folder: Path) -> None:

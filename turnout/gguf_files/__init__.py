@@ -82,8 +82,8 @@ def is_described(folder: Path) -> bool:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of a described model, in their order."""
-    return sorted(folder.glob(LINKS))
+    """The GGUF files of a described model, in their order; of another folder none, whatever it holds besides."""
+    return sorted(folder.glob(LINKS)) if is_described(folder) else []
 
 
 def _starts_as_gguf(path: Path) -> bool:
