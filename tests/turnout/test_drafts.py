@@ -72,6 +72,15 @@ def test_a_draft_is_found_and_becomes_the_small_model(target: Path) -> None:
     assert config == parse_config(config.model_dump(exclude_unset=True))  # as it is sent to other processes
 
 
+def test_a_draft_that_the_file_configures_stays_as_it_is(target: Path) -> None:
+    place = make_draft(target, draft_place(target_identity(target)))
+    mine = {"path": str(place), "dtype": "float32", "kv_memory_bytes": 8 << 20}
+    pools = {"p": {"large": "big", "draft": "auto", "default": {"name": "speculative"}}}
+    config = with_drafts(parse_config({"models": {"big": {"path": str(target)}, "big-draft": mine}, "pools": pools}))
+    assert config.pools["p"].small == "big-draft"
+    assert config.models["big-draft"] == ModelConfig.model_validate(mine)
+
+
 def test_nothing_is_asked_of_a_hub_to_find_a_draft(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_draft(target, draft_place(target_identity(target)))
     monkeypatch.setattr("turnout.config.find_model", lambda *_: Found(target))
