@@ -88,6 +88,10 @@ def cache_size(name: str, slot_bytes: int, positions: int, settings: ModelConfig
             allow. One that was not is cut to what fits.
     """
     field = f"models.{name}"
+    if slot_bytes < 1:
+        raise invalid(
+            f"{field}.path", "config.json: numbers of layers and heads and the width of a head must be positive"
+        )
     wanted = settings.max_length or positions
     if wanted > positions:
         raise invalid(f"{field}.max_length", f"{wanted} is beyond the checkpoint's {positions} positions")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.costs.limits import predict_memory
+from engine.costs.limits import cache_size, predict_memory
 from engine.costs.machine import available_bytes, measure_machine, memory_bytes
 from engine.costs.resources import Machine, ModelShape, Planner, Request, Session
 from engine.costs.weight_sizes import weight_sizes
@@ -148,3 +148,8 @@ def test_a_share_of_a_split_model_is_cast_and_not_packed(pair_folder: Path) -> N
     loading = [predict_memory(models, EngineConfig(kernels="auto"), ranks)["cpu"][0].loading for ranks in (1, 2)]
     sizes = weight_sizes(pair_folder / "large", torch.bfloat16)
     assert loading == [sizes.loading_bytes + sizes.cast_bytes, sizes.loading_bytes]
+
+
+def test_a_model_without_layers_or_heads_is_refused() -> None:
+    with pytest.raises(TurnoutError, match=r"^models\.m\.path: config\.json: numbers of layers and heads"):
+        cache_size("m", 0, 512, ModelConfig(path="-"), EngineConfig())
