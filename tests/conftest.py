@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,6 @@ FIGURES = "--figures"
 STORE_SERVER = "--store-server"
 CLUSTERS = {"ray_cluster", "raylets"}
 TOGETHER = "tests/deployments/test_"
-# Files whose few tests take longest come first, else a process is busy with one when the others have ended.
-LONGEST = (
-    "tests/deployments/access/test_idle_connections.py",
-    "tests/kvstore/acceptance/test_mixed_requests.py",
-    "tests/benchmarks/test_latency_jitter.py",
-    "tests/demo_pair/test_drafting_directions.py",
-    "tests/benchmarks/test_frontier.py",
-    "tests/engine/test_tensor_parallel_faults.py",
-    "tests/benchmarks/test_soak.py",
-)
 # What a property says depends neither on how busy the machine is nor on which cases a run happens to draw. New cases
 # are searched by `make search-properties`.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,19 +26,8 @@ settings.register_profile("search", UNTIMED, derandomize=False, max_examples=10 
 settings.load_profile("same")
 
 
-def _shared_by(nodeid: str) -> str:
-    """What goes to one process: a file, but all files of tests/deployments, which share what takes long to start."""
-    return TOGETHER if nodeid.startswith(TOGETHER) else nodeid.partition("::")[0]
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        sizes = Counter(_shared_by(item.nodeid) for item in items)
-        shared = [_shared_by(item.nodeid) for item in items]
-        ranks = {each: (each not in LONGEST, -sizes[each], each) for each in sizes}
-        order = sorted(range(len(items)), key=lambda place: ranks[shared[place]])
-        items[:] = [items[place] for place in order]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
         # Beside the served application that many tests share, a cluster is used for deployments of a test's own.
@@ -60,16 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """See `_shared_by`; in the order of collection, which is that of `pytest_collection_modifyitems`."""
+    """By file, but the files of tests/deployments to one process: what they share takes half a minute to start."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _shared_by(nodeid)
+            return TOGETHER if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
 
-    config.option.loadscopereorder = False
     return Together(config, log)
 
 
