@@ -37,7 +37,7 @@ COLOCATED, ACTORS = "colocated", "actors"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("plain", {}),
     DRAFTED: ("speculative", {"drafter": "model_chain", "length": "fixed"}),
-    "speculative, rejection": ("speculative", {"verifier": "rejection"}),
+    "speculative, rejection": ("speculative", {"length": "fixed", "verifier": "rejection"}),
     SWITCHED: (DEMO_METHOD.name, DEMO_METHOD.params),
     "random_switch": ("random_switch", {"share": 0.5, "mean_run": 6.0, "min_stay": 2}),
     PEARL: ("pearl", {}),

@@ -39,7 +39,7 @@ PROMPTS = 8
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
     ("speculative", {"drafter": "model_chain", "length": "fixed"}),
-    ("speculative", {"verifier": "rejection"}),
+    ("speculative", {"length": "fixed", "verifier": "rejection"}),
     ("entropy_adaptive", {}),
     ("cascade", {}),
 )

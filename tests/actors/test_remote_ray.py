@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CASES: list[Any] = [
     ("plain", {}),
     ("speculative", {"length": "fixed"}),
-    ("speculative", {"verifier": "rejection"}),
+    ("speculative", {"length": "fixed", "verifier": "rejection"}),
     ("speculative", {"drafter": "medusa", "length": "fixed"}),
     ("speculative", {"drafter": "lookahead", "length": "fixed"}),
     OTHERS[2],
