@@ -18,13 +18,14 @@ import numpy as np
 
 from benchmarks.batch_chaos import write_prompts
 from benchmarks.harness import Cell, Report, command_line, run, shown
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.load.generator import UNFINISHED, drive
 from experiments.load.schedule import SCHEDULES
 from experiments.pairs import DEMO, open_pair
 from experiments.stats.intervals import Interval
 from turnout.addresses import http_url, reachable
 from turnout.batches_config import BatchesConfig
+from turnout.free_ports import on_free_ports
 
 LIMIT = 1.5  # times the p95 without a batch
 MAX_TOKENS = 16

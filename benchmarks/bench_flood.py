@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.harness import Cell, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.noisy_neighbour import Flood, Flooded, flooding
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.load.clients import HttpClient
 from experiments.load.generator import drive
 from experiments.load.records import Plan, Used
@@ -35,6 +35,7 @@ from experiments.pairs import DEMO, open_pair
 from experiments.stats.intervals import Interval, resampled
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.access_config import AccessConfig, UsageConfig
+from turnout.free_ports import on_free_ports
 
 GOAL = 2.0  # times the others' 95th percentile without a flood
 LEAST_ROUNDS = 8  # the interval of fewer says nothing

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import Report, command_line, note, run
 from benchmarks.load_table import Sweep, page
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments import machine
 from experiments.load.metrics import Objective, Summary, summarise
 from experiments.load.records import LoadResult, Plan
@@ -25,6 +25,7 @@ from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
 from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 
 NUM_PROMPTS = 400
 WARM_UP = 16

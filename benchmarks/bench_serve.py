@@ -21,7 +21,7 @@ import httpx
 
 from benchmarks.harness import Goal, Report, Side, command_line, note, run, shown, take_turns
 from benchmarks.peers.checkpoints import random_checkpoint
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.pairs import open_pair
 from experiments.process_memory import proportional_bytes, tree
 from experiments.stats.intervals import Interval
@@ -30,6 +30,7 @@ from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import Chunk, GenerateCall
 from turnout.client import AsyncClient
 from turnout.config import ModelConfig, PoolConfig, TurnoutConfig
+from turnout.free_ports import on_free_ports
 from turnout.types import SamplingParams
 
 GOALS = {8: Goal(0.7), 32: Goal(0.85)}  # by streams

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.harness import Goal, Report, Side, Turns, command_line, note, run, shown, take_turns
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.pairs import open_pair
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
@@ -29,6 +29,7 @@ from training.data.arithmetic import MIDDLE_DIFFICULTY, heldout
 from turnout.calls import ChatMessage
 from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 from turnout.telemetry_config import AuditConfig, LogsConfig, TelemetryConfig, TracesConfig
 
 GOAL = Goal(0.02, at_most=True)
@@ -105,7 +106,13 @@ async def work(server: Server, rounds: int, tokens: int) -> Run:
             for _ in range(rounds):
                 messages = [ChatMessage("user", prompts[number])]
                 async with client.stream(
-                    messages=messages, method="speculative", temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0
+                    messages=messages,
+                    method="speculative",
+                    params={"length": "fixed"},
+                    temperature=0.0,
+                    max_tokens=tokens,
+                    ignore_eos=True,
+                    seed=0,
                 ) as chunks:
                     async for chunk in chunks:
                         count += len(chunk.tokens)

@@ -15,16 +15,8 @@ import yaml
 from turnout.client import Client
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
-from turnout.free_ports import free_ports
 
 START_LIMIT_S = 120.0
-
-
-def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
-    """The same configuration on two free ports."""
-    grpc_port, http_port = free_ports(2)
-    ports = {"grpc_port": grpc_port, "http_port": http_port}
-    return config.model_copy(update={"server": config.server.model_copy(update=ports)})
 
 
 @contextmanager

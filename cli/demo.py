@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cli.ask import Question, ask_server, read_config
 from cli.output import console, print_error
 from cli.provenance import Marked, print_meters, summary
 from turnout.errors import TurnoutError
-from turnout.free_ports import free_ports
+from turnout.free_ports import on_free_ports
 from turnout.standard_streams import replace_unencodable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnout.config import TurnoutConfig
 
 PROMPT = "Work out 69*9-32*6+44 step by step."
 METHOD = "entropy_adaptive"
 MAX_TOKENS = 160
-
-
-def demo_config() -> TurnoutConfig:
-    """The demo configuration on two ports that are free now."""
-    config = read_config(None)
-    grpc_port, http_port = free_ports(2)
-    server = config.server.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
-    return config.model_copy(update={"server": server})
 
 
 def run(out: Console) -> None:
@@ -37,7 +29,7 @@ def run(out: Console) -> None:
     Raises:
         TurnoutError: the demo models are missing, or the server did not start or answer.
     """
-    config = demo_config()
+    config = on_free_ports(read_config(None))
     started = time.monotonic()
     with out.status("starting Ray, Serve and the two demo models"):
         from deployments.app import start
@@ -60,11 +52,11 @@ def run(out: Console) -> None:
             server.stop()
 
 
-def main() -> int:
-    """Exit code 0 when a prompt was answered, 1 with one line that says why not."""
+def main(shown: Callable[[Console], None] | None = None) -> int:
+    """Show a demo: exit code 0 when all was answered, 1 with one line that says why not."""
     replace_unencodable()
     try:
-        run(console())
+        (shown or run)(console())
     except TurnoutError as error:
         print_error(error.message)
         return 1

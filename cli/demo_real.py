@@ -7,14 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cli.ask import connect
-from cli.output import console, print_error
+from cli.demo import main
 from cli.provenance import Marked, summary
 from experiments import real_model
 from experiments.pairs import REAL, open_pair
 from turnout.calls import ChatMessage
 from turnout.errors import TurnoutError
-from turnout.free_ports import free_ports
-from turnout.standard_streams import replace_unencodable
+from turnout.free_ports import on_free_ports
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,10 +34,7 @@ def real_config(paired: bool) -> TurnoutConfig:
     Raises:
         TurnoutError: what it serves is not there; names the command that makes it.
     """
-    config = open_pair(REAL).config if paired else real_model.alone()
-    grpc_port, http_port = free_ports(2)
-    server = config.server.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
-    return config.model_copy(update={"server": server})
+    return on_free_ports(open_pair(REAL).config if paired else real_model.alone())
 
 
 def chat(out: Console, address: str, pool: str, method: str) -> None:
@@ -111,16 +107,5 @@ def run(out: Console) -> None:
     out.print(f"\nall of it in {time.monotonic() - started:.0f} s")
 
 
-def main() -> int:
-    """Exit code 0 when all was answered, 1 with one line that says why not."""
-    replace_unencodable()
-    try:
-        run(console())
-    except TurnoutError as error:
-        print_error(error.message)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run))

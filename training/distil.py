@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -84,7 +82,7 @@ async def distil(
     shards = []
     for start in range(0, count, SHARD):
         indices = range(start, min(start + SHARD, count))
-        name = f"{_key(model, source, indices, top, exit_layer)}.safetensors"
+        name = f"{source.shard_key(model, indices, format=FORMAT, top=top, exit_layer=exit_layer)}.safetensors"
         path = folder / name if folder is not None else None
         if path is not None and path.exists():
             shard = Answers.load(path)
@@ -129,19 +127,3 @@ def _exits(rows: list[Readout], layer: int) -> dict[str, torch.Tensor]:
     parts = [*rows[0].before.get(layer, ()), *(row.hidden[layer] for row in rows)]
     states = torch.stack([each.to("cpu", torch.float16) for each in parts])
     return {"places": torch.tensor([len(parts)]), "exits": states}
-
-
-def _key(model: Model, source: Source, indices: range, top: int, exit_layer: int | None) -> str:
-    """Names a shard by all that its content follows from."""
-    about = {
-        "format": FORMAT,
-        "model": model.digest,
-        "prompts": [source.prompts[index] for index in indices],
-        "first": indices.start,
-        "sampling": source.sampling.model_dump(mode="json"),
-        "ends": sorted(source.eos_ids),
-        "seed": source.seed,
-        "top": top,
-        "exit_layer": exit_layer,
-    }
-    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -16,7 +16,7 @@ from decoding.drafters.base import Candidates
 from decoding.drafters.model_chain import ModelChainDrafter
 from decoding.length_heads import features_of
 from decoding.lengths.base import LengthParams, LengthPolicy, Round, Step
-from decoding.model import ModelPool, NoiseKind, Readout, ReadSpec, Request
+from decoding.model import Model, ModelPool, NoiseKind, Readout, ReadSpec, Request
 from decoding.noise import derive_seed
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
@@ -93,6 +93,25 @@ class Source:
     def digest(self) -> str:
         """Names the prompts: 32 hexadecimal digits."""
         return hashlib.blake2b(json.dumps(self.prompts).encode(), digest_size=16).hexdigest()
+
+    def shard_key(self, model: Model, indices: range, **more: Any) -> str:
+        """Name a shard of answers by everything that its content follows from: 24 hexadecimal digits.
+
+        Args:
+            model: that answers.
+            indices: of the prompts.
+            more: what else the content follows from, as JSON.
+        """
+        about = {
+            "model": model.digest,
+            "prompts": [self.prompts[index] for index in indices],
+            "first": indices.start,
+            "sampling": self.sampling.model_dump(mode="json"),
+            "ends": sorted(self.eos_ids),
+            "seed": self.seed,
+            **more,
+        }
+        return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()
 
     def sequence(self, index: int) -> Sequence:
         """A fresh answer to a prompt."""

@@ -34,6 +34,8 @@ JSON_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+# Everything that says how a model reads, writes and ends text.
+TEXT_FILES = (*JSON_FILES, *TOKENIZERS, "*.model", "merges.txt", "chat_template.jinja", "chat_template.json")
 ADAPTER = "adapter_config.json"  # of LoRA and its like
 INDEX = ".index.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first of these, or of their indices, is read

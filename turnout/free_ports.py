@@ -7,6 +7,10 @@ import random
 import socket
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnout.config import TurnoutConfig
 
 HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of a machine that has the family switched off
@@ -68,3 +72,10 @@ def _to_choose_from() -> range:
     except (OSError, ValueError, IndexError):  # not Linux
         handed_out = 1 << 15
     return range(FIRST, handed_out if handed_out >= FIRST + LEAST else 1 << 16)
+
+
+def on_free_ports(config: TurnoutConfig) -> TurnoutConfig:
+    """Return the same configuration, served on two ports that are free now."""
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc_port": grpc_port, "http_port": http_port}
+    return config.model_copy(update={"server": config.server.model_copy(update=ports)})

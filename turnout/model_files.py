@@ -10,23 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
-from turnout.checkpoint_files import ADAPTER, CONFIG, INDEX, JSON_FILES, QUANTIZED_FILES, TOKENIZERS, WEIGHTS
+from turnout.checkpoint_files import ADAPTER, CONFIG, INDEX, QUANTIZED_FILES, TEXT_FILES, WEIGHTS
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.gguf_files import shard_names
 from turnout.model_location import GGUF
 
 # All that is read of a checkpoint but its weights. Code and other frameworks' files match none of these.
-DESCRIPTION = (
-    CONFIG,
-    *JSON_FILES,
-    *QUANTIZED_FILES,
-    ADAPTER,
-    *TOKENIZERS,
-    "*.model",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+DESCRIPTION = (CONFIG, *TEXT_FILES, *QUANTIZED_FILES, ADAPTER)
 TEMPLATES = "additional_chat_templates/*.jinja"
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 

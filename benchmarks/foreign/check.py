@@ -12,11 +12,12 @@ from benchmarks.foreign.page import page
 from benchmarks.foreign.problems import write_problems
 from benchmarks.foreign.program import version_of
 from benchmarks.harness import Report, command_line, note, run
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.machine import describe
 from experiments.pairs import Pair, open_pair
 from turnout.addresses import http_url, reachable
 from turnout.config import TurnoutConfig, parse_config
+from turnout.free_ports import on_free_ports
 
 PYTHON = Path(".venv-foreign/bin/python")
 RESULT = Path("docs/results/lm_eval.md")

@@ -8,9 +8,10 @@ from typing import Any
 
 from benchmarks.harness import note
 from benchmarks.scaling.asking import Asked, Watch, ask
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig, parse_config
+from turnout.free_ports import on_free_ports
 
 # Requests at once that one replica is meant to have, and of the steps: 1x wants one replica, 6x three, 0 none.
 TARGET = 4

@@ -11,11 +11,12 @@ import uvloop
 
 from benchmarks.harness import note
 from benchmarks.scaling.costs import Work
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.process_cpu import cpu_seconds
 from experiments.process_memory import tree
 from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 
 # How their processes are called.
 INGRESS, PROXY, CONTROLLER = "ray::ServeReplica:turnout:ingress", "ray::ProxyActor", "ray::ServeController"

@@ -12,11 +12,12 @@ import numpy as np
 
 from benchmarks.harness import note
 from benchmarks.scaling.asking import Asked, Watch, ask
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments.load.schedule import poisson
 from experiments.process_cpu import cpu_seconds
 from turnout.client import AsyncClient
 from turnout.config import TurnoutConfig, parse_config
+from turnout.free_ports import on_free_ports
 
 CHOICES = ("prefix", "load")
 PREFIXES = 36

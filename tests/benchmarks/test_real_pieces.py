@@ -29,7 +29,7 @@ VOCABULARY, END = 4, 3
 
 
 class Planted:
-    """Two pieces, of which the second fails as long as it is told to."""
+    """Two pieces, of which the second fails while `fails` is set."""
 
     def __init__(self) -> None:
         self.measured: list[str] = []

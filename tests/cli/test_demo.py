@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo import PROMPT, demo_config
+from cli.demo import PROMPT
 from tests.deployments.conftest import poll
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +51,6 @@ def test_the_demo_answers_over_grpc_and_leaves_no_process_behind(tmp_path: Path)
 
 
 def test_the_demo_stays_off_ports_that_are_in_use() -> None:
-    config = demo_config()
+    config = on_free_ports(TurnoutConfig.demo())
     assert config.server.grpc_port != config.server.http_port
     assert config.model_copy(update={"server": TurnoutConfig.demo().server}) == TurnoutConfig.demo()

@@ -11,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from turnout.batches_config import BatchesConfig
 from turnout.client import Client
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 from turnout.telemetry_config import AuditConfig, LogsConfig, SloConfig, TelemetryConfig, TracesConfig
 
 QUESTION = "What is 69*9-32*6+44?"

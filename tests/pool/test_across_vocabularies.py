@@ -54,13 +54,13 @@ async def test_the_answer_is_the_large_models(mixed: LocalPool, temperature: flo
     prompts = [*TEXTS, *random_prompts(2, 60)]
     sampling = {"temperature": temperature, "max_tokens": 16}
     plain = await ask_all(mixed, [call_of(each, seed=n, **sampling) for n, each in enumerate(prompts)])
-    beside = [call_of(each, seed=n, **sampling) for n, each in enumerate(prompts[:3])]
+    others = [call_of(each, seed=n, **sampling) for n, each in enumerate(prompts[:3])]
     calls = [
         call_of(each, "speculative", {"drafter": drafter, "length": "fixed", "draft_length": 4}, seed=n, **sampling)
         for drafter in DRAFTERS
         for n, each in enumerate(prompts)
     ]
-    replies = await ask_all(mixed, [*calls, *beside])
+    replies = await ask_all(mixed, [*calls, *others])
     assert [each.ids for each in replies] == [each.ids for each in [*plain, *plain, *plain[:3]]]
     for own in (replies[: len(prompts)], replies[len(prompts) : len(calls)]):
         accepted = sum(each.usage.speculation.accepted_tokens for each in own)

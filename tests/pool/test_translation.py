@@ -131,7 +131,7 @@ def hashed(vocab_size: int, salt: str) -> Callable[[list[int]], torch.Tensor]:
 def reciting(vocabulary: TextVocabulary, text: str) -> Callable[[list[int]], torch.Tensor]:
     """Logits of a model that recites a text in its tokenizer's tokens, then ends; it ends where it reads another text.
 
-    Between two of these tokens it goes on with the longest token that fits.
+    Between two of these tokens it takes the longest token that fits.
     """
     whole, place, usual = text.encode(), 0, dict[int, int]()
     for token in vocabulary.encode(text, first=True):

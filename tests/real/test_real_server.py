@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +10,18 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.served import on_free_ports, running_server
+from benchmarks.served import running_server
 from experiments import real_model
 from tests.engine.harness import Reference
 from tests.engine.margin import assert_same_tokens
+from tests.kvstore.servers import until
 from tests.real.conftest import TOKENS, Served
 from training.data import real_text
 from turnout.batches_config import BatchesConfig
 from turnout.calls import ChatMessage
 from turnout.client import Client
 from turnout.config import TurnoutConfig
+from turnout.free_ports import on_free_ports
 
 pytestmark = pytest.mark.real
 
@@ -102,11 +103,12 @@ def test_a_batch_is_answered(served: Served, plain: Reference, http: httpx.Clien
     file = http.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}).raise_for_status()
     wanted = {"input_file_id": file.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = http.post("/v1/batches", json=wanted).raise_for_status().json()
-    deadline = time.monotonic() + BATCH_LIMIT_S
-    while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.2)
-        batch = http.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
+
+    def ended() -> bool:
+        batch.update(http.get(f"/v1/batches/{batch['id']}").raise_for_status().json())
+        return batch["status"] in ("completed", "failed", "expired", "cancelled")
+
+    until(ended, BATCH_LIMIT_S)
     assert batch["status"] == "completed", batch
     output = http.get(f"/v1/files/{batch['output_file_id']}/content").raise_for_status().text
     answers = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, output.splitlines())}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -105,7 +103,7 @@ async def collect(
             if shards and seconds is not None and spent >= seconds:
                 return TargetAnswers.joined(shards)
             indices = range(start, min(start + SHARD, len(source.prompts)))
-            path = folder / f"{_key(model, source, indices)}.safetensors"
+            path = folder / f"{source.shard_key(model, indices, format=FORMAT)}.safetensors"
             shard = TargetAnswers.load(path)
             if shard is None:
                 shard = await _answer_all(model, source, indices)
@@ -147,17 +145,3 @@ async def _answer(model: Model, source: Source, index: int) -> TargetAnswers:
         top_logprobs=torch.tensor([[logprob for _, logprob in each[:k]] for each in top], dtype=torch.float32),
         seconds=torch.zeros(0, dtype=torch.float64),
     )
-
-
-def _key(model: Model, source: Source, indices: range) -> str:
-    """Name a shard by everything that its content follows from."""
-    about = {
-        "format": FORMAT,
-        "model": model.digest,
-        "prompts": [source.prompts[index] for index in indices],
-        "first": indices.start,
-        "sampling": source.sampling.model_dump(mode="json"),
-        "ends": sorted(source.eos_ids),
-        "seed": source.seed,
-    }
-    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -11,21 +11,10 @@ import torch
 
 from training.draft.run import TrainedDraft
 from turnout.atomic_files import write_whole
+from turnout.checkpoint_files import TEXT_FILES
 from turnout.drafts import ABOUT
 
 CARD = "README.md"
-# What a target's folder says besides its weights and configuration, which the draft takes over.
-TAKEN_OVER = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-    "*.tiktoken",
-)
 
 
 def export(trained: TrainedDraft, target: Path, about: dict[str, Any], dtype: torch.dtype, out: Path) -> dict[str, Any]:
@@ -50,7 +39,7 @@ def export(trained: TrainedDraft, target: Path, about: dict[str, Any], dtype: to
         shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
     trained.model.to(dtype).save_pretrained(part)
-    for pattern in TAKEN_OVER:
+    for pattern in TEXT_FILES:
         for file in sorted(target.glob(pattern)):
             if file.is_file():
                 shutil.copyfile(file, part / file.name)
