@@ -142,4 +142,5 @@ def _join(parts: list[Chunk]) -> Chunk:
         text="".join(part.text for part in parts),
         tokens=tuple(token for part in parts for token in part.tokens),
         finish_reason=parts[-1].finish_reason,
+        reasoning="".join(part.reasoning for part in parts),
     )

@@ -20,7 +20,7 @@ from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.structure import JSON_FORM, Structure
-from turnout.tools import Tool, ToolCall
+from turnout.tools import Tool, ToolCall, ToolCallPart
 
 MAX_TOOLS = 128
 MARK, END_MARK = "<tool_call>\n", "\n</tool_call>"
@@ -206,7 +206,14 @@ class CallReader:
             text, call = call_in(text, chunk.index in self._begun)
         if text:
             self._begun.add(chunk.index)
-        return replace(chunk, text=text, tool_calls=() if call is None else (call,))
+        if call is None:
+            return replace(chunk, text=text)
+        return replace(
+            chunk,
+            text=text,
+            tool_calls=(call,),
+            call_parts=(ToolCallPart(0, call.id, call.name, call.arguments),),
+        )
 
     def _shown(self, index: int, text: str) -> int:
         """How many characters are no part of a call, whatever comes next."""
@@ -243,9 +250,12 @@ class ToolFormat:
         made = self._form.delta(read, logprobs)
         if not read.text:
             del made["delta"]["content"]
+        if read.call_parts:
+            made["delta"]["tool_calls"] = [
+                {"index": part.index, **_call_object(ToolCall(part.id, part.name, part.arguments))}
+                for part in read.call_parts
+            ]
         if read.tool_calls:
-            # There is one at most.
-            made["delta"]["tool_calls"] = [{"index": 0, **_call_object(call)} for call in read.tool_calls]
             made["finish_reason"] = "tool_calls"
         return made
 

@@ -13,7 +13,7 @@ from turnout.pool_stats import AuditStats as AuditStats
 from turnout.pool_stats import CacheStats as CacheStats
 from turnout.pool_stats import MemberStats as MemberStats
 from turnout.pool_stats import PoolStats as PoolStats
-from turnout.tools import Tool, ToolCall
+from turnout.tools import Tool, ToolCall, ToolCallPart
 from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, SharingPolicy, TokenKind
 
 CacheClass = Literal["exact", "lossy"]
@@ -196,7 +196,9 @@ class TokenOut:
 class Chunk:
     """New output of answer `index`. Text may lag behind tokens (half a character, a possible stop string).
 
-    `tool_calls` are what front ends read out of the end of an answer, and leave out of its text.
+    `reasoning` is what the model thought before its answer, as text; it is no part of `text`, its tokens are among
+    `tokens`. `tool_calls` are what front ends read out of an answer, and leave out of its text: all of it, whole, with
+    its last chunk; `call_parts` is what is new of them in a stream.
     """
 
     index: int
@@ -204,6 +206,8 @@ class Chunk:
     tokens: tuple[TokenOut, ...]
     finish_reason: FinishReason | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    call_parts: tuple[ToolCallPart, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,3 +38,16 @@ class ToolCall:
             "type": "function",
             "function": {"name": self.name, "arguments": json.loads(self.arguments)},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """New output of the call with number `index` in an answer, from 0.
+
+    Its first part has the id and the name; the arguments of all parts, joined, are a JSON object, as JSON.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""

@@ -42,7 +42,7 @@ class CompletionChunk(Answer):
 class ToolCallPart(ToolCallObject):
     """A call; it comes whole."""
 
-    index: Literal[0]
+    index: int
 
 
 class MessagePart(Answer):
