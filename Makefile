@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-commits bench-host bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ bench: venv ## compare speed with other engines, and streaming through the serve
 
 bench-real: real ## the real model: equality, speed and peers, speculation by kind of text, switching; pieces of at most 30 minutes (BENCH_ARGS="--piece equality")
 	$(BIN)/python -m benchmarks.real.run $(BENCH_ARGS)
+
+bench-host: venv ## host time of a step around forwards that cost nothing: engine, method, pool, HTTP, gRPC (2 minutes)
+	$(BIN)/python -m benchmarks.bench_host $(BENCH_ARGS)
 
 bench-commits: venv ## this tree and the commit BASE in turns: decode, mixed requests, prefill (10 minutes)
 	$(BIN)/python -m benchmarks.bench_commits $(if $(BASE),--base $(BASE)) $(BENCH_ARGS)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from benchmarks.asgi_client import post
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica, load_engine
@@ -85,24 +86,9 @@ class LocalResponse:
 
 async def stream(app: Any, seen: Seen) -> tuple[Seen, Seen]:
     """Ask once; returns what ran for the whole request, and between two pieces of text in the middle of it."""
-    body, whole, token, pieces = json.dumps(BODY).encode(), Seen(), Seen(), 0
-    never, sent = asyncio.Event(), False
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode())],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "state": {}, "extensions": {},
-    }  # fmt: skip
+    whole, token, pieces = Seen(), Seen(), 0
 
-    async def receive() -> dict[str, Any]:
-        nonlocal sent
-        if sent:
-            await never.wait()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Mapping[str, Any]) -> None:
+    def take(message: Mapping[str, Any]) -> None:
         nonlocal pieces
         whole.code |= seen.code
         if b'"text"' in message.get("body", b""):
@@ -111,7 +97,7 @@ async def stream(app: Any, seen: Seen) -> tuple[Seen, Seen]:
                 token.code |= seen.code
         seen.code.clear()
 
-    await app(scope, receive, send)
+    await post(app, "/v1/completions", json.dumps(BODY).encode(), take)
     whole.code |= seen.code
     assert pieces >= 8, pieces
     return whole, token

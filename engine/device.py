@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from engine.scheduler.fairness import FairShare, MinimumShare
 from engine.scheduler.limits import DeviceState
 from engine.scheduler.queue import Deliveries
 from engine.threads import Fed, Threads
+from engine.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from engine.scheduler.batcher import Batcher
@@ -53,7 +53,7 @@ class Device:
         self.owed = FairShare()
         self.minimum_share = MinimumShare()
         self.spent_s = 0.0
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"forward-{name}")
+        self._thread = WorkerThread(f"forward-{name}")
         self._working_since: float | None = None
         self._interactive_at = -math.inf
         self._last: dict[Sequence, Batcher] = {}  # the model that got a sequence's latest operation
@@ -237,7 +237,7 @@ class Device:
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""
-        return asyncio.get_running_loop().run_in_executor(self._executor, lambda: self._work(work))
+        return self._thread.run(lambda: self._work(work))
 
     def _work(self, work: Callable[[], T]) -> T:
         self._working_since = time.monotonic()
@@ -248,7 +248,7 @@ class Device:
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""
-        return self._executor.submit(work).result()
+        return self._thread.call(work)
 
     async def between(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between two forwards; a cancelled caller still waits for its end."""
@@ -257,7 +257,7 @@ class Device:
 
     def close(self) -> None:
         """End the thread after the forward in progress."""
-        self._executor.shutdown(wait=True)
+        self._thread.close()
 
 
 async def to_its_end(running: asyncio.Future[T]) -> T:

@@ -93,6 +93,7 @@ class Runner:
         bound = [
             history
             for feed in feeds
+            if feed.table.seq.constraint is not None
             for _, history, want in feed.reads
             if (want.chooses or want.entropy) and want.among is None
         ]
@@ -100,9 +101,10 @@ class Runner:
             return self._run_all(feeds)
 
     def _run_all(self, feeds: Sequence[Feed]) -> list[list[Readout]]:
+        first = feeds[0].depth
+        if all(feed.depth is first for feed in feeds):
+            return self._run(feeds, first)
         depths = list(dict.fromkeys(feed.depth for feed in feeds))
-        if len(depths) == 1:
-            return self._run(feeds, depths[0])
         rows: dict[int, list[Readout]] = {}
         for depth in depths:
             places = [place for place, feed in enumerate(feeds) if feed.depth == depth]
@@ -139,8 +141,9 @@ class Runner:
         picked: torch.Tensor,
     ) -> list[list[Readout]]:
         """Hand out what came out of the layers: rows starts[i] to starts[i + 1] are feed i's, `picked` are read."""
-        for place, feed in enumerate(feeds):
-            if feed.keeps_states:
+        keeps_states = feeds[0].keeps_states  # one depth: all or none
+        for place, feed in enumerate(feeds) if keeps_states or taps else ():
+            if keeps_states:
                 feed.states = hidden[starts[place] : starts[place + 1]].clone()
             for layer in feed.traced & taps.keys():
                 feed.traces[layer] = taps[layer][starts[place] : starts[place + 1]].clone()
@@ -160,10 +163,12 @@ class Runner:
         _leave(feeds, hidden, picked, normed)
         wants = [want for feed in feeds for _, _, want in feed.reads]
         histories = [history for feed in feeds for _, history, _ in feed.reads]
-        rows = [Readout() for _ in wants]
-        if any(want.reads_logits for want in wants):
+        kinds = list({id(want): want for want in wants}.values())  # most rows want the same
+        if any(want.reads_logits for want in kinds):
             rows = read(self._logits(normed, wants), histories, wants)
-        wanted = frozenset(layer for want in wants for layer in want.hidden)
+        else:
+            rows = [Readout() for _ in wants]
+        wanted = frozenset(layer for want in kinds for layer in want.hidden)
         states = {layer: taps[layer].index_select(0, picked).float() for layer in wanted & taps.keys()}
         if -1 in wanted:
             states[-1] = normed.float()
@@ -205,7 +210,7 @@ class Runner:
 def _leave(feeds: Sequence[Feed], hidden: torch.Tensor, picked: torch.Tensor, normed: torch.Tensor) -> None:
     """Where a feed has an exit, put what comes out of it in place of the normed states."""
     at = 0
-    for feed in feeds:
+    for feed in feeds if any(feed.exit is not None for feed in feeds) else ():
         rows = slice(at, at + len(feed.reads))
         at = rows.stop
         if feed.exit is not None and feed.reads:

@@ -33,6 +33,7 @@ class BlockPool:
             raise ValueError("a pool needs at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_slots = num_blocks * block_size
         self._rope_length = rope_length
         self._refs = [0] * num_blocks
         self._hash_of: dict[int, BlockHash] = {}

@@ -38,26 +38,9 @@ class BlockTable:
     """
 
     __slots__ = (
-        "_agreed",
-        "_array",
-        "_computed",
-        "_hashes",
-        "arrival",
-        "blocks",
-        "cached_on_arrival",
-        "content",
-        "gave_way_at",
-        "in_flight",
-        "offset",
-        "origin",
-        "pool",
-        "promised",
-        "released",
-        "reused",
-        "scratch",
-        "seq",
-        "store",
-        "tokens",
+        *("_agreed", "_array", "_computed", "_hashes", "arrival", "blocks", "cached_on_arrival", "content"),
+        *("gave_way_at", "in_flight", "offset", "origin", "pool", "promised", "released", "reused", "scratch", "seq"),
+        *("store", "tokens"),
     )
 
     def __init__(self, seq: Sequence, pool: BlockPool, store: PagedKV) -> None:
@@ -86,6 +69,20 @@ class BlockTable:
         """int32 [len(blocks)], a view valid until the next reservation."""
         return self._array[: len(self.blocks)]
 
+    def lacks_last(self) -> bool:
+        """Whether exactly the sequence's last token is not cached, as in every step of a decode loop but its first."""
+        length = len(self.tokens)
+        return 0 < length == len(self.seq.tokens) - 1 and self._agree() == length
+
+    def _agree(self) -> int:
+        """How many cached tokens are the sequence's."""
+        mine, theirs, index = self.tokens, self.seq.tokens, self._agreed
+        end = min(len(mine), len(theirs))
+        while index < end and mine[index] == theirs[index]:
+            index += 1
+        self._agreed = index
+        return index
+
     def reconcile(self, extra: tuple[int, ...] = (), compute_from: int | None = None) -> int:
         """Keep what agrees with the sequence followed by `extra`; drop the rest.
 
@@ -96,13 +93,8 @@ class BlockTable:
         Returns:
             Cached tokens that stay.
         """
-        mine, theirs = self.tokens, self.seq.tokens
-        end = min(len(mine), len(theirs))
-        index = self._agreed
-        while index < end and mine[index] == theirs[index]:
-            index += 1
-        self._agreed = index
-        if index == len(theirs):
+        mine, index = self.tokens, self._agree()
+        if index == len(self.seq.tokens):
             for token in extra:
                 if index >= len(mine) or mine[index] != token:
                     break
@@ -147,12 +139,6 @@ class BlockTable:
             found.append(block)
         return found
 
-    def shared_blocks(self, other: BlockTable) -> int:
-        """Full blocks at the start of both sequences that have the same content and may be shared."""
-        most = min(len(self.seq) - 1, len(other.seq)) // self.pool.block_size
-        mine, theirs = self.content.first(most), other.content.first(most)
-        return next((i for i in range(most) if mine[i] != theirs[i]), most)
-
     def blocks_needed(self, length: int) -> int:
         """Blocks `reserve(length)` would allocate, copies of shared blocks included."""
         size, start = self.pool.block_size, len(self.tokens)
@@ -167,14 +153,15 @@ class BlockTable:
         Raises:
             OutOfBlocksError: the pool is exhausted; the table is as before.
         """
-        if self.blocks_needed(length) > self.pool.num_available:
-            raise OutOfBlocksError(f"{self.blocks_needed(length)} blocks wanted, {self.pool.num_available} available")
+        needed = self.blocks_needed(length)
+        if needed > self.pool.num_available:
+            raise OutOfBlocksError(f"{needed} blocks wanted, {self.pool.num_available} available")
         size, start = self.pool.block_size, len(self.tokens)
-        needed = -(-length // size) - len(self.blocks)
         partial = start // size
         if start % size and start < length:
             block = self.blocks[partial]
             if not self.pool.is_exclusive(block):
+                needed -= 1
                 fresh = self.pool.allocate(1)[0]
                 self.store.copy_block(block, fresh, size)
                 self.pool.release([block])
@@ -211,8 +198,8 @@ class BlockTable:
         when all are released, it is evicted before them.
         """
         size = self.pool.block_size
-        confirmed = min(len(self.tokens), len(self.seq))
-        for index in range(len(self._hashes), confirmed // size):
+        full = min(len(self.tokens), len(self.seq.tokens)) // size
+        for index in range(len(self._hashes), full):
             content = self.content.of(index, self.tokens, self._hashes)
             self._hashes.append(content)
             mine, canonical = self.blocks[index], self.pool.publish(self.blocks[index], content)
@@ -221,7 +208,8 @@ class BlockTable:
                 self.pool.release([mine])
                 self.blocks[index] = canonical
                 self._array[index] = canonical
-        self.origin.published(self, len(self._hashes))
+        if self.origin.watcher is not None:
+            self.origin.published(self, len(self._hashes))
 
     def truncate(self, length: int) -> None:
         """Forget cached tokens from `length` on, and give back blocks that hold none of the rest."""

@@ -11,7 +11,7 @@ from engine.cache.table import BlockTable
 from engine.costs.forward import StepTime
 from engine.device import Device
 from engine.executor import Forwards, Outcome
-from engine.runner import Feed, Runner
+from engine.runner import Runner
 from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_step
 from engine.scheduler.limits import DeviceState, Limits, Load, load_of
 from engine.scheduler.policy import Policy
@@ -204,7 +204,7 @@ class Batcher:
         device, times = self.device, self.times
         device.charge(step.low_priority, seconds)
         device.note_step(self, len(step.parts))
-        if step.through_all_layers and all(len(feed.tokens) == 1 for feed in step.feeds):
+        if step.through_all_layers and step.of_single_tokens:
             self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
         predicted = None
         if times is not None and step.through_all_layers:
@@ -214,7 +214,7 @@ class Batcher:
             active = device.tenants()
             got = step.seconds_by_tenant(times) if len(active) > 1 else {}
             device.owed.charge(got, active, predicted if got else 0.0)
-            if not any(_is_partial(feed) for feed in step.feeds):
+            if not step.takes_over:
                 times.observe(whole.fed, whole.attended, whole.sequences, seconds)
         device.ran(self.name, step.fed, predicted, seconds)
         device.spent_s += seconds if predicted is None else predicted
@@ -254,15 +254,10 @@ class Batcher:
             self._queue.requeue(work)
 
 
-def _is_partial(feed: Feed) -> bool:
-    return feed.partial is not None and bool(len(feed.partial.given) or feed.partial.again)
-
-
 def _check_fits(work: QueuedOperation, name: str) -> None:
-    pool = work.table.pool
-    limit = pool.num_blocks * pool.block_size
-    if work.total > limit:
-        message = f"a sequence of {work.total} tokens does not fit the KV cache of {name} ({limit} tokens)"
+    limit, total = work.table.pool.num_slots, work.total
+    if total > limit:
+        message = f"a sequence of {total} tokens does not fit the KV cache of {name} ({limit} tokens)"
         raise TurnoutError(Code.OUT_OF_RANGE, message)
 
 

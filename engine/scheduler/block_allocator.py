@@ -286,7 +286,14 @@ class _Prompts:
                     self.add(work.table)
         lacking = len(table.seq) - num_found * size
         computing = self._by_start.get(table.content.first(1)[0], ())
-        return any(2 * (table.shared_blocks(other) - num_found) * size >= lacking for other in computing)
+        return any(2 * (_shared_blocks(table, other) - num_found) * size >= lacking for other in computing)
+
+
+def _shared_blocks(table: BlockTable, other: BlockTable) -> int:
+    """Return the full blocks at the start of both sequences that have the same content and may be shared."""
+    most = min(len(table.seq) - 1, len(other.seq)) // table.pool.block_size
+    mine, theirs = table.content.first(most), other.content.first(most)
+    return next((place for place in range(most) if mine[place] != theirs[place]), most)
 
 
 def _needed(work: QueuedOperation) -> int:

@@ -60,14 +60,19 @@ class OperationQueue:
 
     Args:
         deliveries: where results that are handed out are noted.
+
+    Attributes:
+        changes: operations that came or went so far.
     """
 
     def __init__(self, deliveries: Deliveries) -> None:
+        self.changes = 0
         self._deliveries = deliveries
         self._operations: dict[QueuedOperation, None] = {}
         self._low_priority: set[QueuedOperation] = set()
         self._blocked: set[QueuedOperation] = set()  # operations that wait for memory only
         self._sequences = Counter[Sequence]()
+        self._tenants = {True: Counter[str](), False: Counter[str]()}  # of awaited operations, by priority class
         self._order = count()
 
     def __len__(self) -> int:
@@ -81,27 +86,37 @@ class OperationQueue:
 
     def add(self, work: QueuedOperation) -> None:
         """Append an operation; the first one of a sequence sets the sequence's place in the order of arrival."""
-        self.requeue(work)
+        work.order = next(self._order)
+        work.estimate()
         if work.table.arrival is None:
             work.table.arrival = work.order
+        self.changes += 1
         self._operations[work] = None
         self._sequences[work.table.seq] += 1
+        if not work.background:
+            self._tenants[work.low_priority][work.tenant] += 1
         if work.low_priority:
             self._low_priority.add(work)
 
     def requeue(self, work: QueuedOperation) -> None:
-        """Move an operation that got one token and wants the next to the end."""
+        """Move a decode loop that got one token and wants the next to the end."""
         work.order = next(self._order)
-        work.estimate()
+        work.remaining = 1
 
     def discard(self, work: QueuedOperation) -> None:
         """Remove an operation, if it is there."""
         if work not in self._operations:
             return
+        self.changes += 1
         del self._operations[work]
         self._sequences[work.table.seq] -= 1
         if not self._sequences[work.table.seq]:
             del self._sequences[work.table.seq]
+        if not work.background:
+            tenants = self._tenants[work.low_priority]
+            tenants[work.tenant] -= 1
+            if not tenants[work.tenant]:
+                del tenants[work.tenant]
         self._low_priority.discard(work)
         self._blocked.discard(work)
 
@@ -139,8 +154,7 @@ class OperationQueue:
 
     def has(self, low_priority: bool) -> bool:
         """Return whether a method waits for an operation of a priority class; background operations do not count."""
-        works = self._low_priority if low_priority else self._operations
-        return any(work.low_priority is low_priority and not work.background for work in works)
+        return bool(self._tenants[low_priority])
 
     def has_operation(self, seq: Sequence) -> bool:
         """Return whether an operation on a sequence waits or runs."""
@@ -148,6 +162,8 @@ class OperationQueue:
 
     def tenants(self, low_priority: bool) -> set[str]:
         """Return the tenants of a priority class that wait for time: not in the background, and not for memory."""
+        if not self._blocked:
+            return set(self._tenants[low_priority])
         works = self._low_priority if low_priority else self._operations
         counted = (work for work in works if work.low_priority is low_priority and not work.background)
         return {work.tenant for work in counted if work not in self._blocked}

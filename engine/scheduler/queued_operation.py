@@ -70,6 +70,7 @@ class QueuedOperation:
     order: int = 0
     overtaken: int = 0
     span: Span | None = field(default_factory=current)
+    _next: Feed | None = None  # of a decode loop: all its steps have one, with another token
 
     @property
     def tenant(self) -> str:
@@ -131,8 +132,19 @@ class QueuedOperation:
         """Set what is missing of a sequence that has not been admitted: everything but what is cached now."""
         self.remaining = max(self.total - len(self.table.tokens), 1)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether its next step is as its last one was: a decode loop that feeds and reads one token."""
+        if self.on_row is None or self.block is not NO_ROWS or self.background or self.traces:
+            return False
+        table = self.table
+        return table.reused is None and not self.future.done() and table.lacks_last() and bool(table.seq.generated)
+
     def refresh(self) -> None:
         """Recompute what is missing: caches may have been shared, shortened or preempted since."""
+        if self.repeats:
+            self.remaining, self.cached_rows = 1, 0
+            return
         table, block = self.table, self.block
         table.adopt_prefix()
         last = self.base if self.apart else self.total  # rows apart from the sequence's cache are no part of its tokens
@@ -140,6 +152,15 @@ class QueuedOperation:
         kept = table.reconcile(() if self.apart else block.tokens, compute_from=read_from)
         self.cached_rows = block.resume if kept == self.base and table.scratch.holds(block) else 0
         self.remaining = max(self.total - kept - self.cached_rows, 0)
+
+    def next_token(self) -> Feed:
+        """The sequence's last token, and what to read after it: the feed of an operation that `repeats`."""
+        seq = self.table.seq
+        if self._next is None:
+            assert self.want is not None
+            self._next = Feed(self.table, [], reads=[(0, RowContext(seq), self.want)])
+        self._next.tokens = seq.tokens[-1:]
+        return self._next
 
     def feed(self, count: int) -> Feed:
         """The next `count` of the remaining tokens, with the rows that are run apart, and what to read of them.
@@ -191,9 +212,12 @@ class QueuedOperation:
             keeps_trees: whether a later forward can see the rows of a block that is no chain.
         """
         table, block = self.table, feed.block
+        if block is None:
+            table.filled(feed.tokens)
+            return
         if own := feed.tokens[: len(feed.tokens) - feed.num_rows]:
             table.filled(own)
-        if block is not None and (keeps_trees or block.is_chain):
+        if keeps_trees or block.is_chain:
             table.scratch.hold(block, feed.cached_rows, feed.states if feed.keeps_states else None, keeps_trees)
         else:
             table.scratch.forget()
@@ -215,16 +239,19 @@ class QueuedOperation:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""
         seq, table = self.table.seq, self.table
         meter = seq.meter.of(name, num_parameters)
+        meter.forwards += 1
+        if feed is self._next:
+            meter.decode_tokens += 1
+            return
         start, fed = len(table), len(feed.tokens)
         prompt = max(min(seq.num_prompt_tokens - start, fed), 0)
         real = max(min(len(seq) - start, fed), 0)
         decode = 1 if not self.background and real > prompt and start + fed >= len(seq) else 0
-        meter.forwards += 1
         meter.prompt_tokens += prompt
         meter.decode_tokens += decode
         meter.catchup_tokens += real - prompt - decode
         meter.draft_tokens += fed - real
-        if feed.depth != WHOLE:
+        if feed.depth is not WHOLE and feed.depth != WHOLE:
             meter.spared_tokens += fed * (1 - feed.depth.runs(num_layers) / num_layers)
         if feed.partial is not None:
             meter.spared_tokens += feed.partial.spared

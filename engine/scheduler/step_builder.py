@@ -9,6 +9,7 @@ from types import TracebackType
 
 from decoding.partial_forward import WHOLE
 from decoding.sequence import Sequence
+from engine.cache.blocks import OutOfBlocksError
 from engine.cache.table import BlockTable
 from engine.costs.forward import Forward, StepTime
 from engine.runner import Feed
@@ -31,11 +32,17 @@ class Step:
         parts: operations, each with its part of the forward; empty: nothing can run.
         forgone: the step was for low-priority operations while interactive ones wait, and none of them fits.
         finished: number of operations that ended while it was planned.
+        repeated: every part is the next token of a decode loop.
     """
 
     parts: Parts = field(default_factory=list)
     forgone: bool = False
     finished: int = 0
+    repeated: bool = False
+    feeds: list[Feed] = field(init=False)  # of the parts
+
+    def __post_init__(self) -> None:
+        self.feeds = [feed for _, feed in self.parts]
 
     def __enter__(self) -> Step:
         for feed in self.feeds:
@@ -56,19 +63,29 @@ class Step:
         return bool(self.parts) or self.forgone or self.finished > 0
 
     @property
-    def feeds(self) -> list[Feed]:
-        """Parts of the forward."""
-        return [feed for _, feed in self.parts]
-
-    @property
     def fed(self) -> Fed:
         """Number of sequences and tokens."""
+        if self.repeated:
+            return Fed(len(self.parts), len(self.parts))
         return Fed(len(self.parts), sum(len(feed.tokens) for feed in self.feeds))
 
     @property
     def through_all_layers(self) -> bool:
         """Whether every part runs through the whole model."""
-        return all(feed.depth == WHOLE for feed in self.feeds)
+        return self.repeated or all(feed.depth == WHOLE for feed in self.feeds)
+
+    @property
+    def of_single_tokens(self) -> bool:
+        """Whether every part is one token."""
+        return self.repeated or all(len(feed.tokens) == 1 for feed in self.feeds)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether part of it is not computed, because it is taken over from elsewhere."""
+        if self.repeated:
+            return False
+        partial = [feed.partial for feed in self.feeds if feed.partial is not None]
+        return any(len(each.given) or each.again for each in partial)
 
     @property
     def low_priority(self) -> bool:
@@ -78,6 +95,10 @@ class Step:
     def forward(self, decodes_only: bool = False) -> Forward:
         """Return the cost of the forward, or of one with its decodes alone."""
         cost = Forward()
+        if self.repeated:
+            cost.fed = cost.sequences = len(self.feeds)
+            cost.attended = sum([len(feed.table.tokens) for feed in self.feeds], len(self.feeds))
+            return cost
         for work, feed in self.parts:
             if not decodes_only or is_decode(work):
                 cost.add(len(feed.table), len(feed.tokens))
@@ -85,7 +106,7 @@ class Step:
 
     def reading_seconds(self, seconds: float, times: StepTime) -> float:
         """Return by how much the step, which took `seconds`, was longer than its decodes alone would have been."""
-        if all(is_decode(work) for work, _ in self.parts):
+        if self.repeated or all(is_decode(work) for work, _ in self.parts):
             return 0.0
         return max(seconds - self.forward(decodes_only=True).seconds(times), 0.0)
 
@@ -116,9 +137,13 @@ class StepBuilder:
     def __init__(self, queue: OperationQueue, tables: Mapping[Sequence, BlockTable]) -> None:
         self._queue = queue
         self._tables = tables
+        self._steady: list[QueuedOperation] = []  # operations of the last step, where the next can be like it
+        self._seen = -1  # changes of the queue when it was planned
 
     def plan(self, policy: Policy, device: DeviceState) -> Step:
         """Choose the operations of the next step, reserve their memory, and lay out what each feeds."""
+        if (repeated := self._repeated(device)) is not None:
+            return Step(repeated, repeated=True)
         num_waiting = len(self._queue)
         step = self._plan(policy, device)
         step.finished = num_waiting - len(self._queue)
@@ -127,8 +152,37 @@ class StepBuilder:
                 feed.partial.hold()  # all memory of the step is reserved: blocks to reuse stay until it ends
         return step
 
+    def _repeated(self, device: DeviceState) -> Parts | None:
+        """Return the parts of a step like the last one, which a plan would come to as well; None: plan.
+
+        Where the queue holds one tenant's decode loops and nothing else, every step feeds the next token of each.
+        """
+        works = self._steady
+        if not works or self._seen != self._queue.changes or device.low_priority:
+            return None
+        if device.tenants and device.tenants != {works[0].tenant}:
+            return None
+        if not all(work.repeats for work in works):
+            return None
+        try:
+            for work in works:
+                work.table.reserve(len(work.table.tokens) + 1)
+        except OutOfBlocksError:
+            return None  # a plan says who waits; what is reserved already is used then
+        for work in works:
+            work.remaining, work.cached_rows = 1, 0
+        return [(work, work.next_token()) for work in works]
+
+    def _note_steady(self, parts: Parts) -> None:
+        """Keep the operations of a step whose like may follow: one tenant's loops, all that there is."""
+        works = [work for work, _ in parts]
+        steady = len(works) == len(self._queue) and all(work.on_row is not None for work in works)
+        self._steady = works if steady and len({work.tenant for work in works}) == 1 else []
+        self._seen = self._queue.changes
+
     def _plan(self, policy: Policy, device: DeviceState) -> Step:
         queue, low_priority = self._queue, device.low_priority
+        self._steady = []
         candidates = queue.candidates(low_priority)
         memory = BlockAllocator(self._tables, candidates)
         queue.block(())
@@ -154,6 +208,8 @@ class StepBuilder:
             return Step(forgone=True)
         if policy.limits.order != "fifo":
             note_started(fresh, {work for work, _ in parts} | {work for work in fresh if work.started})
+        if not low_priority and not contested:
+            self._note_steady(parts)
         return Step(parts)
 
     def _reserve(self, shares: list[tuple[QueuedOperation, int]], memory: BlockAllocator) -> Parts:
