@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from deployments.cache_metrics import CacheCollector
 from deployments.telemetry import catalogue as of
 from deployments.telemetry.catalogue import Metric
+from deployments.telemetry.gen_ai import GenAiMetrics
 from deployments.telemetry.pool_metrics import PoolCollector
 from turnout.calls import GenerateCall, PoolStats, Usage
 from turnout.config import PoolConfig
@@ -54,6 +55,11 @@ class Times:
     whole_s: float
     answers: int = 1
 
+    def token_s(self, usage: Usage) -> float | None:
+        """Return the time per token after the first, in seconds; None: there was none."""
+        tokens = usage.completion_tokens / self.answers
+        return (usage.wall_s - usage.ttft_s) / (tokens - 1) if tokens > 1 else None
+
 
 class Metrics:
     """The metrics of one ingress process, in a registry of their own.
@@ -63,6 +69,7 @@ class Metrics:
         pools: as configured.
 
     Attributes:
+        gen_ai: what OpenTelemetry's conventions ask for.
         known_tenant: whether a tenant has time series of its own; all others share one. Series of drafts are of the
             first tenants that drafted and of what they drafted with first, so that thousands of tenants, or a few who
             try everything, do not make as many thousands of them.
@@ -74,6 +81,7 @@ class Metrics:
         self._caches, self._pools = CacheCollector(), PoolCollector(pools or {})
         for collector in (self._caches, self._pools):
             self._registry.register(collector)
+        self.gen_ai = GenAiMetrics(self._registry)
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
         self._histograms: dict[Metric, Histogram] = {}
@@ -191,12 +199,10 @@ class Metrics:
         self._histogram(of.REQUEST_S, model).observe(times.whole_s)
         self._histogram(of.QUEUE_S, model).observe(usage.queue_s)
         self._histogram(of.TTFT_S, model).observe(times.first_token_s)
-        tpot_s = 0.0
-        tokens = usage.completion_tokens / times.answers
-        if tokens > 1:
-            tpot_s = (usage.wall_s - usage.ttft_s) / (tokens - 1)
+        tpot_s = times.token_s(usage)
+        if tpot_s is not None:
             self._histogram(of.TPOT_S, model).observe(tpot_s)
-        missed = {"ttft": times.first_token_s > self._slo.ttft_s, "tpot": tpot_s > self._slo.tpot_s}
+        missed = {"ttft": times.first_token_s > self._slo.ttft_s, "tpot": (tpot_s or 0.0) > self._slo.tpot_s}
         for goal, miss in missed.items():
             self._counter(of.MISSED, model, goal).inc(miss)
         self._counter(of.GOOD, model).inc(not any(missed.values()))

@@ -142,8 +142,7 @@ class GenerationService:
                 trace.lease = lease
                 async for batch in timed:
                     shown = lease.served(batch)
-                    if not trace.first_s and any(map(_writes, shown)):
-                        trace.first()
+                    trace.sent(shown)
                     if isinstance(batch[-1], Usage):
                         usage = trace.usage = batch[-1]
                     if shown:
@@ -162,6 +161,7 @@ class GenerationService:
             if not isinstance(usage, Usage):
                 raise internal(call.request_id)
             trace.usage = usage
+            trace.finished(chunks)
             choices = sorted((chunk for chunk in chunks if isinstance(chunk, Chunk)), key=lambda chunk: chunk.index)
             return Answer(tuple(choices), usage)
 
@@ -367,11 +367,6 @@ async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
 
 def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, list[PoolStats]]:
     return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
-
-
-def _writes(event: Event) -> bool:
-    """Whether it is a part of the answer that a client sees."""
-    return isinstance(event, Chunk) and bool(event.tokens or event.text)
 
 
 def _check_input(call: GenerateCall) -> None:

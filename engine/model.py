@@ -245,6 +245,7 @@ class EngineModel(PoolMember):
             waiting_tokens=self.batcher.num_waiting_tokens,
             step_seconds=self.step_seconds(),
             working_s=self.batcher.device.working_s,
+            block_size=self.block_size,
         )
 
     def cache_stats(self) -> CacheStats | None:

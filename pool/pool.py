@@ -280,6 +280,7 @@ class Pool:
             audit=self.audits.stats() if self.audits is not None else None,
             began=self._began,
             now=time.time(),
+            queued=self._places.num_waiting + self._low_priority_places.num_waiting,
             **_sums(members),
             **(self.routing.stats() if self.routing is not None else {}),
         )

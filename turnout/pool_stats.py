@@ -105,6 +105,7 @@ class MemberStats:
         place: where it runs: node and process of its actor; "" in the pool's own process.
         restarts: how often its actor was started again.
         working_s: how long its device has been at its present forward, in seconds; 0.0: at none.
+        block_size: tokens that a block holds; 0: not known.
     """
 
     model: str
@@ -118,6 +119,7 @@ class MemberStats:
     place: str = ""
     restarts: int = 0
     working_s: float = 0.0
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class PoolStats:
         began: when it was loaded, in seconds since 1970 by the replica's clock; 0.0: unknown.
         now: when this was said, by the same clock.
         notes: findings of the load for the operator of the pool.
+        queued: calls of either priority that wait for a place; `requests` and `batch_requests` include them.
     """
 
     requests: int
@@ -165,6 +168,7 @@ class PoolStats:
     began: float = 0.0
     now: float = 0.0
     notes: tuple[str, ...] = ()
+    queued: int = 0
 
     def since_s(self, then: float) -> float:
         """How long ago something was, by the replica's own clock, which no other machine's has to agree with.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 SAMPLED = 1
 
-Attribute = str | bool | int | float
+Attribute = str | bool | int | float | tuple[str, ...]
 
 # The span that the current task works in.
 _CURRENT: ContextVar[Span | None] = ContextVar("span", default=None)
@@ -87,7 +87,7 @@ def enabled() -> bool:
 
 
 def root(name: str, given: str, **attributes: Attribute) -> Span | None:
-    """The first span of a request in this server; None where it is not traced.
+    """The first span of a request in this server, of kind SERVER; None where it is not traced.
 
     Args:
         name: of the span.
@@ -100,11 +100,13 @@ def root(name: str, given: str, **attributes: Attribute) -> Span | None:
     found = TRACEPARENT.match(given) if given and config.follow else None
     if found is not None and int(found[1], 16) and int(found[2], 16):
         followed = int(found[3], 16) & SAMPLED and _PROCESS.follows(config.most_followed)
-        return begin(name, given, **attributes) if followed else None
+        return _start(name, given, attributes, serves=True) if followed else None
     if random.random() >= config.share:
         return None
+    from opentelemetry.trace import SpanKind
+
     assert _PROCESS.tracer is not None
-    return _PROCESS.tracer.start_span(name, attributes=attributes)
+    return _PROCESS.tracer.start_span(name, kind=SpanKind.SERVER, attributes=attributes)
 
 
 def begin(name: str, parent: str, **attributes: Attribute) -> Span | None:
@@ -112,14 +114,17 @@ def begin(name: str, parent: str, **attributes: Attribute) -> Span | None:
     return _start(name, parent, attributes)
 
 
-def _start(name: str, parent: str, attributes: Mapping[str, Attribute], links: Iterable[str] = ()) -> Span | None:
+def _start(
+    name: str, parent: str, attributes: Mapping[str, Attribute], links: Iterable[str] = (), serves: bool = False
+) -> Span | None:
     if not parent or _PROCESS.tracer is None:
         return None
-    from opentelemetry.trace import Link, NonRecordingSpan, set_span_in_context
+    from opentelemetry.trace import Link, NonRecordingSpan, SpanKind, set_span_in_context
 
     linked = [Link(_context(each)) for each in links]
     above = set_span_in_context(NonRecordingSpan(_context(parent)), _nothing())
-    return _PROCESS.tracer.start_span(name, above, attributes=attributes, links=linked)
+    kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
+    return _PROCESS.tracer.start_span(name, above, kind, attributes=attributes, links=linked)
 
 
 def end(span: Span | None, error: str = "", **attributes: Attribute) -> None:

@@ -174,11 +174,50 @@ STORES = (
 
 ALL: tuple[Metric, ...] = (*COUNTED, *READ, *STORES)
 
+# By OpenTelemetry's conventions for generative AI, as its exporter names them for Prometheus.
+GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model")
+GEN_AI_REQUEST_S = Metric(
+    "gen_ai_server_request_duration_seconds", "histogram", "Time of a request, from its arrival to its end.",
+    (*GEN_AI_LABELS, "error_type"),
+    (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)  # fmt: skip
+GEN_AI_TTFT_S = Metric(
+    "gen_ai_server_time_to_first_token_seconds", "histogram", "Time to first token of an answer.", GEN_AI_LABELS,
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)  # fmt: skip
+GEN_AI_TPOT_S = Metric(
+    "gen_ai_server_time_per_output_token_seconds", "histogram", "Time per output token after the first.", GEN_AI_LABELS,
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)  # fmt: skip
+GEN_AI_TOKENS = Metric(
+    "gen_ai_client_token_usage", "histogram", "Tokens of a request; type: input, output.",
+    (*GEN_AI_LABELS, "gen_ai_token_type"), tuple(float(4**power) for power in range(14)),
+)  # fmt: skip
+GEN_AI = (GEN_AI_REQUEST_S, GEN_AI_TTFT_S, GEN_AI_TPOT_S, GEN_AI_TOKENS)
 
-def table() -> str:
-    """All metrics as a table for docs/observability.md."""
+# Read by the endpoint picker of the Gateway API's inference extension; the label `model_name` is a pool.
+QUEUED = Metric("vllm:num_requests_waiting", "gauge", "Requests that wait for a place in the pool.", ("model_name",))
+SERVING = Metric("vllm:num_requests_running", "gauge", "Requests that are answered.", ("model_name",))
+KV_USAGE = Metric(
+    "vllm:kv_cache_usage_perc",
+    "gauge",
+    "Share of the KV blocks in use, 0 to 1, of the model that has the least room.",
+    ("model_name",),
+)
+CACHE_CONFIG = Metric(
+    "vllm:cache_config_info",
+    "gauge",
+    "1; tokens of a KV block, and KV blocks of the model that has fewest.",
+    ("model_name", "block_size", "num_gpu_blocks"),
+)
+GATEWAY = (QUEUED, SERVING, KV_USAGE, CACHE_CONFIG)
+CONVENTIONS: tuple[Metric, ...] = (*GEN_AI, *GATEWAY)
+
+
+def table(metrics: tuple[Metric, ...]) -> str:
+    """Return metrics as a table for docs/observability.md."""
     lines = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
-    for metric in ALL:
+    for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric.exposed}` | {metric.kind} | {labels} | {metric.meaning} |")
     return "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -70,6 +71,7 @@ class PoolCollector(Collector):
         for pool, each in members:
             slowest[pool, each.model] = max(slowest.get((pool, each.model), 0.0), each.step_seconds)
         gauges[of.STEP_S] = slowest
+        gauges |= _for_gateway(name, stats)
         age_s = self._grown.age_s
         for place, replica in enumerate(stats):
             old = replica.since_s(replica.began) > age_s
@@ -83,7 +85,7 @@ class PoolCollector(Collector):
         totals = {of.REPLICA_STARTS: self._starts}
         for (name, *labels), value in self._grown.totals.items():
             totals.setdefault(BY_NAME[name], {})[tuple(labels)] = value
-        for metric in of.READ:
+        for metric in (*of.READ, *of.GATEWAY):
             if metric.kind == "counter":
                 yield _family(metric, totals.get(metric, {}))
             else:
@@ -100,6 +102,29 @@ def _configured(name: str, pool: PoolConfig) -> dict[Metric, Values]:
     scaling = pool.autoscaling
     least, most = (scaling.min_replicas, scaling.max_replicas) if scaling is not None else (pool.replicas,) * 2
     return {of.LEAST_REPLICAS: {(name,): float(least)}, of.MOST_REPLICAS: {(name,): float(most)}}
+
+
+def _for_gateway(name: str, stats: Sequence[PoolStats]) -> dict[Metric, Values]:
+    """What an endpoint picker looks at: one series for each pool, as it takes the first one it finds."""
+    queued = sum(each.queued for each in stats)
+    found: dict[Metric, Values] = {
+        of.QUEUED: {(name,): float(queued)},
+        of.SERVING: {(name,): float(sum(each.requests + each.batch_requests for each in stats) - queued)},
+        of.KV_USAGE: {},
+        of.CACHE_CONFIG: {},
+    }
+    used: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    sizes: dict[str, int] = {}
+    for member in (member for each in stats for member in each.members if member.total_blocks):
+        used[member.model] += member.used_blocks
+        total[member.model] += member.total_blocks
+        sizes[member.model] = member.block_size
+    if total:
+        found[of.KV_USAGE] = {(name,): max(used[model] / total[model] for model in total)}
+        fewest = min(total, key=lambda model: total[model])
+        found[of.CACHE_CONFIG] = {(name, str(sizes[fewest]), str(total[fewest])): 1.0}
+    return found
 
 
 def _blocks(member: MemberStats) -> Iterator[tuple[str, float]]:

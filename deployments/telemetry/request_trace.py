@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from deployments.metrics import CALLER_DEADLINE, OTHER, Metrics, Times
+from deployments.telemetry.gen_ai import operation_of, request_attributes, response_attributes
 from deployments.telemetry.request_log import RequestLog
 from turnout import tracing
-from turnout.calls import GenerateCall, ScoreCall, Usage
+from turnout.calls import Chunk, Event, GenerateCall, ScoreCall, Usage
 from turnout.errors import Code, TurnoutError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RequestTrace:
         outcome: OK, or a code.
         refusal: why it was refused or failed.
         impatient: it is over because its caller gave it less time than it could have had.
+        finish_reasons: of the answers that are finished, by their index; of a request that is not traced, none.
     """
 
     call: GenerateCall | ScoreCall
@@ -48,16 +50,25 @@ class RequestTrace:
     outcome: str = "OK"
     refusal: TurnoutError | None = None
     impatient: bool = False
+    finish_reasons: dict[int, str] = field(default_factory=dict)
 
     def admitted(self, call: GenerateCall) -> GenerateCall:
         """Return the call in its span, or in none."""
         self.call = call = replace(call, trace=tracing.header_of(self.span))
         return call
 
-    def first(self) -> None:
-        """A part of the answer came."""
-        if not self.first_s:
+    def sent(self, events: Iterable[Event]) -> None:
+        """Note what a client is sent of the answer as it is written: when the first of it came, how it ended."""
+        if not self.first_s and any(map(_writes, events)):
             self.first_s = time.perf_counter() - self.began
+        if self.span is not None:
+            self.finished(events)
+
+    def finished(self, events: Iterable[Event]) -> None:
+        """Note how answers ended."""
+        for event in events:
+            if isinstance(event, Chunk) and event.finish_reason is not None:
+                self.finish_reasons[event.index] = event.finish_reason.value
 
     @property
     def times(self) -> Times:
@@ -94,6 +105,8 @@ class RequestTracer:
         """
         given = call.trace if isinstance(call, GenerateCall) else ""
         trace = RequestTrace(call, kind, tracing.root(kind, given, request_id=call.request_id, model=label))
+        if trace.span is not None:
+            trace.span.set_attributes(request_attributes(call, kind, label))
         try:
             yield trace
         except TurnoutError as error:
@@ -140,13 +153,18 @@ class RequestTracer:
         self._metrics.finished(label, CALLER_DEADLINE if trace.impatient else trace.outcome, tenant)
         if trace.refusal is not None:
             self._metrics.refused(trace.refusal)
+        operation, gen_ai = operation_of(trace.call, trace.kind), self._metrics.gen_ai
+        gen_ai.ended(operation, label, trace.outcome, time.perf_counter() - trace.began)
         if trace.usage is not None:
-            self._metrics.used(label, tenant, trace.usage, trace.times, large)
+            times = trace.times
+            self._metrics.used(label, tenant, trace.usage, times, large)
+            gen_ai.answered(operation, label, trace.usage, times.first_token_s, times.token_s(trace.usage))
         elif trace.lease is not None:
             self._metrics.cut_short(label, tenant, trace.lease.prompt_tokens, trace.lease.sources, large)
         if self._log is not None:
             self._log.write(_entry(trace, label, self._log.texts))
-        tracing.end(trace.span, "" if trace.outcome == "OK" else trace.outcome, tenant=tenant, outcome=trace.outcome)
+        if trace.span is not None:
+            _end_span(trace.span, trace, label)
 
 
 class UntracedRequests(RequestTracer):
@@ -165,9 +183,22 @@ class _Untraced(RequestTrace):
         """The same call."""
         return call
 
-    def first(self) -> None:
-        """It is not looked for again."""
-        self.first_s = 1.0
+    def sent(self, events: Iterable[Event]) -> None:
+        """Nothing is looked at."""
+
+
+def _writes(event: Event) -> bool:
+    """Whether it is a part of the answer that a client sees."""
+    return isinstance(event, Chunk) and bool(event.tokens or event.text)
+
+
+def _end_span(span: Span, trace: RequestTrace, label: str) -> None:
+    reasons = [reason for _, reason in sorted(trace.finish_reasons.items())]
+    span.set_attributes(response_attributes(trace.call, label, trace.usage, reasons))
+    error = "" if trace.outcome == "OK" else trace.outcome
+    if error:
+        span.set_attribute("error.type", error)
+    tracing.end(span, error, tenant=trace.call.tenant, outcome=trace.outcome)
 
 
 def _entry(trace: RequestTrace, label: str, texts: bool) -> dict[str, Any]:

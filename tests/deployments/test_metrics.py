@@ -13,7 +13,7 @@ from decoding.methods.speculative import SpeculativeParams
 from deployments.fan_out import combine
 from deployments.metrics import DEEPEST, DRAFTERS, MOST_DRAFTING, MOST_DRAFTS, OTHER, Metrics, Times, drafter_of
 from deployments.openai_format import usage_object
-from deployments.telemetry.catalogue import ALL, COUNTED, READ
+from deployments.telemetry.catalogue import ALL, CONVENTIONS, COUNTED, READ
 from deployments.telemetry.monotonic_counters import MOST_PROCESSES, Growing
 from tests.deployments.in_process import make_config
 from turnout.calls import DriftReading, Usage
@@ -292,8 +292,9 @@ def test_everything_in_the_catalogue_can_be_had_and_nothing_else() -> None:
     metrics.stores({"demo": [POOL]})
     text = metrics.render().decode()
     shown: dict[str, Any] = {family.name: family for family in text_string_to_metric_families(text)}
-    assert {metric.name for metric in (*COUNTED, *READ)} <= set(shown) <= {metric.name for metric in ALL}
-    for metric in (*COUNTED, *READ):
+    certain = (*COUNTED, *READ, *CONVENTIONS)
+    assert {metric.name for metric in certain} <= set(shown) <= {metric.name for metric in (*ALL, *CONVENTIONS)}
+    for metric in certain:
         assert (shown[metric.name].type, shown[metric.name].documentation) == (metric.kind, metric.meaning)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from deployments.telemetry.catalogue import ALL
+from deployments.telemetry.catalogue import ALL, CONVENTIONS
 from scripts import write_dashboards, write_metrics_docs
 from tests.observability.queries import DASHBOARDS, ROOT, alerts, names_in, panels
 
@@ -17,6 +17,7 @@ def test_the_page_of_metrics_is_what_the_catalogue_says() -> None:
     page = write_metrics_docs.PAGE.read_text(encoding="utf-8")
     assert page == write_metrics_docs.render(page), "run: .venv/bin/python -m scripts.write_metrics_docs"
     assert page.count("| `turnout_") >= len(ALL)
+    assert all(page.count(f"| `{metric.exposed}` |") == 1 for metric in CONVENTIONS)
 
 
 def test_dashboards_are_what_the_script_writes() -> None:
