@@ -39,9 +39,9 @@ class GrpcServicer:
 
     service: GenerationService
 
-    def _caller(self, grpc_context: RayServegRPCContext, data: bytes) -> Caller:
+    async def _caller(self, grpc_context: RayServegRPCContext, data: bytes) -> Caller:
         """Who calls; refuses what is too large before it is looked at."""
-        caller = caller_of(self.service.callers, grpc_context)
+        caller = await caller_of(self.service.callers, grpc_context)
         limit = self.service.max_body_bytes
         if len(data) > limit:
             raise TurnoutError(Code.RESOURCE_EXHAUSTED, f"message: at most {limit} bytes", "message")
@@ -52,7 +52,7 @@ class GrpcServicer:
     ) -> tuple[GenerateCall, str]:
         """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
         with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
-            caller = self._caller(grpc_context, data)
+            caller = await self._caller(grpc_context, data)
         with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
             await self.service.precheck(caller)
             call = caller.attributed(await parsed(data, lambda body: _generate_call(body, names)))
@@ -93,7 +93,7 @@ class GrpcServicer:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
             with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
-                caller = self._caller(grpc_context, data)
+                caller = await self._caller(grpc_context, data)
             with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
                 await self.service.precheck(replace(caller, priority="interactive"))
                 asked = await parsed(data, lambda body: messages.score_call(parse(pb.ScoreRequest, body)))
@@ -106,7 +106,7 @@ class GrpcServicer:
     ) -> pb.ListModelsResponse:
         """Pools and their members."""
         with _status(grpc_context, {}):
-            caller = self._caller(grpc_context, data)
+            caller = await self._caller(grpc_context, data)
             parse(pb.ListModelsRequest, data)
             return messages.models_message(await self.service.models_for(caller))
         return pb.ListModelsResponse()
@@ -116,7 +116,7 @@ class GrpcServicer:
     ) -> pb.ListMethodsResponse:
         """Decoding methods."""
         with _status(grpc_context, {}):
-            self._caller(grpc_context, data)
+            await self._caller(grpc_context, data)
             parse(pb.ListMethodsRequest, data)
             return messages.methods_message(await self.service.methods())
         return pb.ListMethodsResponse()
@@ -175,13 +175,14 @@ RETRY_AFTER = "retry-after-s"
 DETAILS = "grpc-status-details-bin"  # where gRPC's own libraries look for google.rpc.Status
 
 
-def caller_of(callers: Callers, context: Any) -> Caller:
+async def caller_of(callers: Callers, context: Any) -> Caller:
     """Who makes a call, by its metadata `authorization` and `x-turnout-priority`.
 
     Raises:
         TurnoutError: see `Callers.of`.
     """
     metadata = _metadata(context)
+    await callers.settle(metadata.get("authorization"))
     return callers.of(metadata.get("authorization"), metadata.get(PRIORITY_HEADER))
 
 

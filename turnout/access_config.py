@@ -85,14 +85,28 @@ class JwtConfig(_Section):
     jwks_file: Annotated[str | None, Field(description="public keys as a JSON Web Key Set; read again on change")] = (
         None
     )
-    key_file: Annotated[str | None, Field(description="one public key as PEM, instead of jwks_file")] = None
+    jwks_url: Annotated[
+        str | None,
+        Field(
+            pattern=r"^https?://[^@\s]+$", description="where the identity provider has its key set, instead of a file"
+        ),
+    ] = None
+    jwks_refresh_s: Annotated[
+        float,
+        Field(
+            ge=1,
+            description="time after which jwks_url is fetched again, seconds; a token with an unknown key asks sooner",
+        ),
+    ] = 300.0
+    jwks_timeout_s: Annotated[float, Field(gt=0, le=60, description="longest wait for jwks_url, seconds")] = 5.0
+    key_file: Annotated[str | None, Field(description="one public key as PEM, instead of a key set")] = None
     tenant_claim: Annotated[str, Field(min_length=1, description="the claim that names the tenant")] = "tenant"
     leeway_s: Annotated[float, Field(ge=0, le=300, description="by how much clocks may differ, seconds")] = 10.0
 
     @model_validator(mode="after")
     def _check_keys(self) -> JwtConfig:
-        if (self.jwks_file is None) == (self.key_file is None):
-            raise invalid("access.jwt.jwks_file", "give exactly one of jwks_file and key_file")
+        if sum(each is not None for each in (self.jwks_file, self.jwks_url, self.key_file)) != 1:
+            raise invalid("access.jwt.jwks_file", "give exactly one of jwks_file, jwks_url and key_file")
         return self
 
 

@@ -93,6 +93,13 @@ class Callers:
         if config is not None and config.tenants_file is not None:
             self._file = ReloadingFile(Path(config.tenants_file).expanduser(), self._read, poll_s)
 
+    async def settle(self, authorization: str | None) -> None:
+        """Wait until what these credentials need is at hand: the keys of an identity provider, if they have changed."""
+        if self._signed is not None and authorization:
+            credential = authorization.strip().partition(" ")[2].strip()
+            if credential and not is_key(credential):
+                await self._signed.settle(credential)
+
     def of(self, authorization: str | None, priority: str | None = None) -> Caller:
         """The caller with these credentials.
 
@@ -263,7 +270,9 @@ async def caller_of(request: Request) -> Caller:
         TurnoutError: see `Callers.of`.
     """
     callers: Callers = request.app.state.callers
-    caller = callers.of(request.headers.get("authorization"), request.headers.get(PRIORITY_HEADER))
+    authorization = request.headers.get("authorization")
+    await callers.settle(authorization)
+    caller = callers.of(authorization, request.headers.get(PRIORITY_HEADER))
     request.state.tenant = caller.tenant
     return caller
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from deployments.access.fetched_keys import COOLDOWN_S, FetchedKeys
 from deployments.access.reloading_file import POLL_S, ReloadingFile
 from turnout.access_config import TENANT_PATTERN, JwtConfig
 from turnout.errors import Code, TurnoutError, invalid
@@ -46,7 +48,28 @@ def read_keys(path: Path, jwks: bool, algorithms: tuple[str, ...]) -> tuple[Sign
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise invalid(field, f"cannot read {path}: {error.strerror}") from None
-    keys = _jwks(data, algorithms, field) if jwks else (_pem(data, algorithms, field),)
+    return _verifying(_jwks(data, algorithms, field) if jwks else (_pem(data, algorithms, field),), algorithms, field)
+
+
+def fetched_keys(document: dict[str, Any], algorithms: tuple[str, ...]) -> tuple[SigningKey, ...]:
+    """Return the public keys of a JSON Web Key Set that was fetched.
+
+    A key of another kind is left out, so that a provider which adds one does not lock out everybody.
+
+    Raises:
+        TurnoutError: there is no key that `algorithms` can use.
+    """
+    found: list[SigningKey] = []
+    entries = document.get("keys")
+    for entry in entries if isinstance(entries, list) else ():
+        try:
+            found += _key_of(entry, algorithms, "access.jwt.jwks_url")
+        except (TurnoutError, ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError):
+            continue
+    return _verifying(tuple(found), algorithms, "access.jwt.jwks_url")
+
+
+def _verifying(keys: tuple[SigningKey, ...], algorithms: tuple[str, ...], field: str) -> tuple[SigningKey, ...]:
     if not any(key.algorithms for key in keys):
         raise invalid(field, f"no key in it verifies one of {', '.join(algorithms)}")
     return keys
@@ -63,22 +86,24 @@ def _pem(data: bytes, algorithms: tuple[str, ...], field: str) -> SigningKey:
 
 def _jwks(data: bytes, algorithms: tuple[str, ...], field: str) -> tuple[SigningKey, ...]:
     try:
-        entries = json.loads(data)["keys"]
-        found = []
-        for entry in entries:
-            kind = entry["kty"]
-            # A symmetric key signs as well as it verifies; a private one has no business here.
-            if kind not in KEY_TYPES or "d" in entry:
-                raise invalid(field, f"key {str(entry.get('kid', ''))[:60]!r} must be public (RSA, EC or OKP)")
-            fitting = _fitting(kind, algorithms)
-            if "alg" in entry:
-                fitting &= {entry["alg"]}
-            if fitting and entry.get("use", "sig") == "sig":
-                parsed = jwt.PyJWK(entry, algorithm=min(fitting))
-                found.append(SigningKey(str(entry.get("kid", "")), parsed.key, _of_curve(parsed.key, fitting)))
+        return tuple(key for entry in json.loads(data)["keys"] for key in _key_of(entry, algorithms, field))
     except (ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError):
         raise invalid(field, "is no JSON Web Key Set of public keys") from None
-    return tuple(found)
+
+
+def _key_of(entry: dict[str, Any], algorithms: tuple[str, ...], field: str) -> Iterable[SigningKey]:
+    """Return the key of an entry; none where it is for other algorithms, or not for signatures."""
+    kind = entry["kty"]
+    # A symmetric key signs as well as it verifies; a private one has no business here.
+    if kind not in KEY_TYPES or "d" in entry:
+        raise invalid(field, f"key {str(entry.get('kid', ''))[:60]!r} must be public (RSA, EC or OKP)")
+    fitting = _fitting(kind, algorithms)
+    if "alg" in entry:
+        fitting &= {entry["alg"]}
+    if not fitting or entry.get("use", "sig") != "sig":
+        return ()
+    parsed = jwt.PyJWK(entry, algorithm=min(fitting))
+    return (SigningKey(str(entry.get("kid", "")), parsed.key, _of_curve(parsed.key, fitting)),)
 
 
 def _fitting(kind: str, algorithms: tuple[str, ...]) -> frozenset[str]:
@@ -98,23 +123,43 @@ class SignedTokens:
     Args:
         config: the section.
         poll_s: how often its file is looked at, in seconds.
+        cooldown_s: shortest time between two fetches of its address, in seconds.
 
     Raises:
         TurnoutError: its file is broken.
     """
 
-    def __init__(self, config: JwtConfig, poll_s: float = POLL_S) -> None:
+    def __init__(self, config: JwtConfig, poll_s: float = POLL_S, cooldown_s: float = COOLDOWN_S) -> None:
         self._config = config
-        path = Path(config.jwks_file or config.key_file or "").expanduser()
-        self._keys = ReloadingFile(
-            path, lambda at: read_keys(at, config.jwks_file is not None, config.algorithms), poll_s
-        )
+        self._keys: ReloadingFile[tuple[SigningKey, ...]] | FetchedKeys[tuple[SigningKey, ...]]
+        if config.jwks_url is not None:
+            times = (config.jwks_refresh_s, config.jwks_timeout_s, cooldown_s)
+            self._keys = FetchedKeys(config.jwks_url, lambda found: fetched_keys(found, config.algorithms), *times)
+        else:
+            path = Path(config.jwks_file or config.key_file or "").expanduser()
+            self._keys = ReloadingFile(
+                path, lambda at: read_keys(at, config.jwks_file is not None, config.algorithms), poll_s
+            )
+
+    async def settle(self, token: str) -> None:
+        """Let a key set at an address be fetched again if none of its keys has the id that a token names."""
+        if not isinstance(self._keys, FetchedKeys) or len(token) > MAX_LENGTH:
+            return
+        try:
+            head = jwt.get_unverified_header(token)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            return
+        known = self._keys.value
+        unknown = known is None or (bool(head.get("kid")) and all(key.id != str(head["kid"]) for key in known))
+        if unknown and head.get("alg") in self._config.algorithms:
+            await self._keys.look_again()
 
     def tenant_of(self, token: str) -> tuple[str, str]:
         """The tenant that a token names, and the id of the key that signed it.
 
         Raises:
-            TurnoutError: UNAUTHENTICATED; says what is wrong with the token, and nothing that is in it.
+            TurnoutError: UNAUTHENTICATED; says what is wrong with the token, and nothing that is in it. UNAVAILABLE:
+                no key was ever fetched.
         """
         if len(token) > MAX_LENGTH:
             raise refused(f"a token has at most {MAX_LENGTH} characters")
@@ -163,19 +208,19 @@ class SignedTokens:
     def _candidates(self, key_id: str, algorithm: str) -> list[SigningKey]:
         if algorithm not in self._config.algorithms:
             raise refused(f"a token must be signed with one of {', '.join(self._config.algorithms)}")
-        return [
-            key
-            for key in self._keys.value
-            if algorithm in key.algorithms and (key.id == key_id or not key.id or not key_id)
-        ]
+        known = self._keys.value
+        if known is None:
+            message = "authorization: the identity provider's keys cannot be fetched now; try again later"
+            raise TurnoutError(Code.UNAVAILABLE, message, "authorization")
+        return [key for key in known if algorithm in key.algorithms and (key.id == key_id or not key.id or not key_id)]
 
     @property
     def fault(self) -> str | None:
-        """Why its file, as it is now, is not used."""
+        """Why its file, or what is at its address, is not used as it is now."""
         return self._keys.fault
 
     def close(self) -> None:
-        """Look at the file no more."""
+        """Look at the file, or the address, no more."""
         self._keys.close()
 
 

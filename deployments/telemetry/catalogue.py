@@ -127,7 +127,8 @@ INGRESS = _gauge(
 )
 INGRESS_TASKS = _gauge("ingress_tasks", "Tasks of the ingress' event loop; few while there are no requests.")
 ACCESS_FAULTS = _gauge(
-    "access_faults", "Files of tenants and of keys, and tenants in them, that are not used as they are now."
+    "access_faults",
+    "Files of tenants and of keys, tenants in them, and addresses of keys, that are not used as they are now.",
 )
 
 COUNTED = (
