@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_venv.sh $(VENV)
 	@touch $@
 
-lint: venv ## style, types, layering, sizes, tests that can fail, banned words
+lint: venv ## style, types, layering, sizes, tests that can fail, banned words, the Dockerfile
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
@@ -54,6 +54,7 @@ lint: venv ## style, types, layering, sizes, tests that can fail, banned words
 	$(BIN)/python scripts/check_size.py
 	$(BIN)/python scripts/check_tests.py
 	$(BIN)/python scripts/check_language.py
+	$(BIN)/hadolint ops/docker/Dockerfile
 
 format: venv ## let ruff rewrite what it can
 	$(BIN)/ruff check --quiet --fix .

@@ -5,31 +5,46 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from actors.placement import bundles, check_hosts
 from deployments import app as application
+from deployments.telemetry.catalogue import CONVENTIONS, QUEUED, SERVING
 from tests.launch.test_cluster_files import exported
 from turnout.config import parse_config
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+KUBERNETES = ROOT / "ops" / "kubernetes"
+FOLDERS = ("rayservice", "servers")
 DOCKERFILE = (ROOT / "ops" / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def manifests() -> dict[str, Any]:
-    text = (ROOT / "ops" / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")
-    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+    return sources("rayservice")
+
+
+def sources(folder: str) -> dict[str, Any]:
+    """What a folder's kustomization names under `resources`, by kind, as it stands there."""
+    found = {}
+    for name in read(folder, "kustomization.yaml")["resources"]:
+        for each in yaml.safe_load_all((KUBERNETES / folder / name).read_text(encoding="utf-8")):
+            found[each["kind"]] = each
+    return found
+
+
+def read(folder: str, name: str) -> Any:
+    return yaml.safe_load((KUBERNETES / folder / name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +54,8 @@ def serve(manifests: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def config(manifests: dict[str, Any]) -> Any:
-    return parse_config(yaml.safe_load(manifests["ConfigMap"]["data"]["turnout.yaml"]))
+def config() -> Any:
+    return parse_config(read("rayservice", "turnout.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +122,11 @@ def test_ports_and_times_agree(
 
 def test_versions_agree(manifests: dict[str, Any], groups: dict[str, Any]) -> None:
     assert manifests["RayService"]["spec"]["rayClusterConfig"]["rayVersion"] == pinned("ray")
-    images = {container(group)["image"] for group in groups.values()}
-    assert images == {f"turnout:{PROJECT['version']}"}
+    assert {container(group)["image"] for group in groups.values()} == {"turnout"}
+    for folder in FOLDERS:
+        (image,) = read(folder, "kustomization.yaml")["images"]
+        assert image == {"name": "turnout", "newName": "turnout", "newTag": PROJECT["version"]}
     assert f"-t turnout:{PROJECT['version']} ." in DOCKERFILE
-    (python,) = re.findall(r"^FROM python:([\d.]+)-slim$", DOCKERFILE, re.MULTILINE)
-    assert Version(python) in SpecifierSet(PROJECT["requires-python"])
 
 
 def test_the_cluster_survives_its_head_and_lets_in_nobody_without_the_token(manifests: dict[str, Any]) -> None:
@@ -153,8 +168,74 @@ def test_probes_leave_workers_the_time_to_wait_for_a_head(groups: dict[str, Any]
         assert probe["periodSeconds"] * probe["failureThreshold"] > wait_s + probe["timeoutSeconds"]
 
 
-def test_the_image_is_made_of_files_that_exist() -> None:
-    sources = [name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()]
-    assert sources
-    assert [name for name in sources if not (ROOT / name).exists()] == []
-    assert ".venv" in (ROOT / "ops" / "docker" / "Dockerfile.dockerignore").read_text(encoding="utf-8")
+def test_a_servers_ports_times_and_configuration_agree() -> None:
+    found, config = sources("servers"), parse_config(read("servers", "turnout.yaml"))
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    (pod,) = spec["containers"]
+    ports = {each["name"]: each["containerPort"] for each in pod["ports"]}
+    assert ports == {"http": config.server.http_port, "grpc": config.server.grpc_port}
+    assert {each["targetPort"]: each["port"] for each in found["Service"]["spec"]["ports"]} == ports
+    assert config.server.http_host == "0.0.0.0"
+    assert spec["terminationGracePeriodSeconds"] > config.server.shutdown_grace_s + 15
+    assert found["HTTPRoute"]["spec"]["rules"][0]["timeouts"]["request"] == (
+        f"{config.server.request_timeout_s + application.BACKSTOP_S:g}s"
+    )
+    (mount,) = [each["mountPath"] for each in pod["volumeMounts"] if each["name"] == "config"]
+    assert pod["args"] == ["turnout", "serve", f"{mount}/turnout.yaml"]
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (1000, 100)
+    assert all(pool.placement.models != "actors" for pool in config.pools.values()), "a pod has one GPU"
+
+
+def test_gateway_and_scaler_find_the_servers_and_gauges_that_exist() -> None:
+    found, config = sources("servers"), parse_config(read("servers", "turnout.yaml"))
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    pool = found["InferencePool"]["spec"]
+    assert found["Deployment"]["spec"]["selector"]["matchLabels"] == pool["selector"]["matchLabels"] == labels
+    assert found["Service"]["spec"]["selector"] == labels
+    assert pool["targetPorts"] == [{"number": config.server.http_port}]
+    (backend,) = found["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
+    assert backend["name"] == found["InferencePool"]["metadata"]["name"]
+    scaler = found["ScaledObject"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == found["Deployment"]["metadata"]["name"]
+    query = scaler["triggers"][0]["metadata"]["query"]
+    names, model = re.findall(r'"([^"]+)"', query)
+    assert [each.name for each in CONVENTIONS if re.fullmatch(names, each.name)] == [QUEUED.name, SERVING.name]
+    assert model in config.pools
+
+
+def kustomized(folder: Path) -> dict[str, Any]:
+    built = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return {each["kind"]: each for each in yaml.safe_load_all(built.stdout)}
+
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kustomize_names_image_and_configuration_wherever_they_stand(folder: str) -> None:
+    found = kustomized(KUBERNETES / folder)
+    assert found.keys() == {*sources(folder), "ConfigMap"}
+    made = found["ConfigMap"]
+    assert made["data"]["turnout.yaml"] == (KUBERNETES / folder / "turnout.yaml").read_text(encoding="utf-8")
+    pods = 3 if folder == "rayservice" else 1
+    workload = json.dumps(found["RayService" if folder == "rayservice" else "Deployment"])
+    assert workload.count(f'"image": "turnout:{PROJECT["version"]}"') == workload.count('"image":') == pods
+    assert workload.count(f'"configMap": {{"name": "{made["metadata"]["name"]}"}}') == pods
+    assert re.search(r"-\w{10}$", made["metadata"]["name"]), "a change of the content is a change of the name"
+
+
+@needs_kubectl
+def test_the_kustomization_in_the_docs_sets_image_and_configuration(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", page, re.DOTALL)
+    (tmp_path / "kustomization.yaml").write_text(shown, encoding="utf-8")
+    (tmp_path / "turnout.yaml").write_text("models: mine\n", encoding="utf-8")
+    shutil.copytree(KUBERNETES, tmp_path / "turnout" / "ops" / "kubernetes")
+    found = kustomized(tmp_path)
+    name = found["ConfigMap"]["metadata"]["name"]
+    assert found["ConfigMap"]["data"] == {"turnout.yaml": "models: mine\n"}
+    service = json.dumps(found["RayService"])
+    assert service.count(f'"configMap": {{"name": "{name}"}}') == 3
+    assert service.count('"image": "registry.example.com/turnout:') == 3
