@@ -61,11 +61,12 @@ class RequestTrace:
         """Note what a client is sent of the answer as it is written: when the first of it came, how it ended."""
         if not self.first_s and any(map(_writes, events)):
             self.first_s = time.perf_counter() - self.began
-        if self.span is not None:
-            self.finished(events)
+        self.finished(events)
 
     def finished(self, events: Iterable[Event]) -> None:
-        """Note how answers ended."""
+        """Note how answers ended, for the span."""
+        if self.span is None:
+            return
         for event in events:
             if isinstance(event, Chunk) and event.finish_reason is not None:
                 self.finish_reasons[event.index] = event.finish_reason.value

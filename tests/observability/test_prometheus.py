@@ -12,8 +12,9 @@ import httpx
 import pytest
 import yaml
 
+from deployments.telemetry.catalogue import CONVENTIONS, KV_USAGE
 from tests.observability.conftest import Load, Served
-from tests.observability.queries import ALERTS, alerts, names_in, panels
+from tests.observability.queries import ALERTS, ROOT, alerts, names_in, panels
 from turnout.free_ports import free_port
 
 pytestmark = [
@@ -98,6 +99,19 @@ def prometheus(served: Served, load: Load, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.smoke
 def test_answers_are_counted(prometheus: Prometheus) -> None:
     poll(lambda: prometheus.query("sum(turnout_requests_total) > 0"), "requests in a scrape")
+
+
+def test_gateways_and_scalers_find_their_gauges(prometheus: Prometheus) -> None:
+    for metric in CONVENTIONS:
+        name = metric.name if metric.kind == "gauge" else f"{metric.name}_count"
+        poll(lambda name=name: prometheus.query(name), name)
+    share = {each["metric"]["model_name"]: float(each["value"][1]) for each in prometheus.query(KV_USAGE.name)}
+    assert share.keys() == {"demo", "apart"}
+    assert all(0 <= value <= 1 for value in share.values())
+    scaler = yaml.safe_load((ROOT / "ops" / "kubernetes" / "servers" / "scaledobject.yaml").read_text(encoding="utf-8"))
+    (trigger,) = scaler["spec"]["triggers"]
+    [found] = prometheus.query(trigger["metadata"]["query"].replace("assistant", "demo"))
+    assert float(found["value"][1]) >= 0
 
 
 def test_every_panel_shows_data(prometheus: Prometheus) -> None:

@@ -69,6 +69,11 @@ def test_a_trace_goes_from_the_ingress_to_each_forward(
     root = next(span for span in found if span["name"] == first)
     assert root["parent_id"] == f"0x{'e' * 16}"
     assert root["attributes"]["request_id"] == request_id
+    assert [span["kind"] for span in found].count("SpanKind.SERVER") == 1
+    assert root["kind"] == "SpanKind.SERVER"
+    names = ("operation.name", "request.model", "request.temperature", "usage.output_tokens", "response.finish_reasons")
+    told = [root["attributes"][f"gen_ai.{name}"] for name in names]
+    assert told == ["chat", pool, 0.0, 12, ["length"]]
 
     def processes() -> set[object]:
         return {span["resource"]["attributes"]["process.pid"] for span in spans.trace(trace).values()}
