@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 KUBERNETES = ROOT / "ops" / "kubernetes"
 FOLDERS = ("rayservice", "servers")
+KUBERNETES_VERSION = "1.34"
 DOCKERFILE = (ROOT / "ops" / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -184,6 +185,27 @@ def test_a_servers_ports_times_and_configuration_agree() -> None:
     assert pod["args"] == ["turnout", "serve", f"{mount}/turnout.yaml"]
     assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (1000, 100)
     assert all(pool.placement.models != "actors" for pool in config.pools.values()), "a pod has one GPU"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("fault", [False, True])
+def test_kubernetes_accepts_its_own_kinds(folder: str, fault: bool) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="a new one of the development tools: make venv")
+    found = sources(folder)
+    checked = [each for each in found.values() if each["apiVersion"] in ("v1", "apps/v1")]
+    if folder == "rayservice":
+        cluster = found["RayService"]["spec"]["rayClusterConfig"]
+        templates = [each["template"] for each in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+        about = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
+        checked += [{**about, "template": template} for template in templates]
+    assert len(checked) == (4 if folder == "rayservice" else 2)
+    for each in checked:
+        if fault:
+            misspelt = json.loads(re.sub(r'"(containerPort|targetPort)"', r'"\1s"', json.dumps(each)))
+            with pytest.raises(schemas.ValidationError):
+                schemas.validate(misspelt, KUBERNETES_VERSION, strict=True)
+        else:
+            schemas.validate(each, KUBERNETES_VERSION, strict=True)
 
 
 def test_gateway_and_scaler_find_the_servers_and_gauges_that_exist() -> None:
