@@ -25,7 +25,7 @@ from actors.protocol import (
 from decoding.constraints.base import Constraint
 from decoding.model import Model
 from decoding.sequence import Sequence
-from pool.stop_strings import StopStrings
+from pool.stop_strings import text_of
 from pool.text import TextTokenizer
 from turnout.cost import ModelMeter
 from turnout.errors import Code, TurnoutError
@@ -225,8 +225,7 @@ class Replicas:
         seq.num_prompt_tokens = num_prompt
         seq.prompt_set = frozenset(tokens[:num_prompt])
         seq._ends = ends
-        text = self._tokenizer.detokenizer(tokens[:num_prompt]) if watches else None
-        seq.stop = StopStrings(text, update.sampling.stop) if text is not None else None
+        seq.stop = text_of(self._tokenizer.detokenizer, tokens[:num_prompt], update.sampling) if watches else None
         structure = update.sampling.structure if bound else None
         seq.constraint, replica.making = None, None
         if structure is not None:

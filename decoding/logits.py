@@ -1,7 +1,7 @@
 """From raw logits to the distribution a token is drawn from, for many rows at once.
 
-Order (the one in `SamplingParams`): logit bias, repetition, presence and frequency penalties, structure, temperature,
-top-k, top-p, min-p. Temperature 0 is the one-hot limit.
+Order (the one in `SamplingParams`): logit bias, repetition, presence and frequency penalties, structure, banned
+tokens, temperature, top-k, top-p, min-p. Temperature 0 is the one-hot limit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from decoding.constraints.base import Mask, keep_allowed
 from decoding.sequence import Sequence
+from decoding.token_bans import ban
 
 NEG_INF = float("-inf")
 BITS_PER_NAT = 1.4426950408889634
@@ -72,14 +73,21 @@ def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
 
 
 def penalise(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
-    """Logit bias, penalties and constraints only; returns `logits` itself when no row asks for any."""
+    """Logit bias, penalties, constraints and bans only; returns `logits` itself when no row asks for any."""
     touched = [i for i, row in enumerate(rows) if row.seq.sampling.logit_bias or row.seq.sampling.has_history]
     if touched:
         logits = logits.clone()
     for i in touched:
         _penalise_row(logits[i], rows[i])
     slots, masks = allowed_by_structure(rows)
-    return keep_allowed(logits, slots, masks) if slots else logits
+    if slots:
+        logits = keep_allowed(logits, slots, masks)
+    banned = [i for i, row in enumerate(rows) if row.seq.sampling.bans_tokens]
+    if banned and not touched and not slots:
+        logits = logits.clone()
+    for i in banned:
+        ban(logits[i], rows[i].seq, rows[i].path)
+    return logits
 
 
 def bound_rows(rows: Rows[RowContext]) -> dict[Sequence, list[int]]:

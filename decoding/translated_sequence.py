@@ -6,7 +6,7 @@ from collections import deque
 
 from decoding.sequence import Sequence
 from decoding.translation import Translation
-from turnout.types import Sharing
+from turnout.types import UNBANNED, Sharing
 from turnout.utf8 import split_complete
 
 # Bytes at the end of a text that are encoded anew each time, because what follows may change their tokens.
@@ -35,7 +35,10 @@ class TranslatedSequence(Sequence):
     def __init__(self, seq: Sequence, model: str, translation: Translation) -> None:
         draft, rendered = translation.draft, seq.renderings.get(model)
         begins = [token for token in rendered or draft.begins if token < translation.draft_size]
-        sampling = seq.sampling.model_copy(update={"logit_bias": {}, "structure": None, "stop": ()})
+        # What names ids or counts tokens holds for the target's vocabulary.
+        sampling = seq.sampling.model_copy(
+            update={"logit_bias": {}, "structure": None, "stop": (), "stop_token_ids": (), **UNBANNED}
+        )
         super().__init__(
             begins or (0,),  # see below
             sampling,

@@ -27,7 +27,7 @@ IGNORED_FIELDS = frozenset(
     | {"service_tier", "store", "user"}
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
-SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure"}
+SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids"}
 MAX_PROMPTS = 128
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way to write one
 B = TypeVar("B", bound="CommonBody")

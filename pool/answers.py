@@ -11,7 +11,7 @@ from decoding.sequence import Sequence
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share
 from pool.resume import ResumeState, notes_of
-from pool.stop_strings import StopStrings
+from pool.stop_strings import StopStrings, text_of
 from pool.structures import check_answer
 from pool.text import TextTokenizer
 from pool.usage import token_out
@@ -68,6 +68,8 @@ class Answer:
         self.ended = True
         check_answer(self.sequence)
         reason = self.sequence.finish_reason or FinishReason.LENGTH
+        if reason is FinishReason.STOP and (last := self.sequence.tokens[-1]) in self.sequence.end_ids:
+            self.text.end(last)
         text = self.delivery.text(self.text.take(final=True))
         self.delivery.end()
         return Chunk(self.index, text, (), reason)
@@ -85,8 +87,8 @@ def new_sequence(
         index: of the answer; each has noise of its own.
     """
     call, sampling = prepared.call, prepared.sampling
-    spans = tokenizer.detokenizer(prepared.prompt)
-    text = StopStrings(spans.clone(), sampling.stop)
+    spans = tokenizer.detokenizer(prepared.prompt, special=not sampling.skip_special_tokens)
+    text = text_of(tokenizer.detokenizer, prepared.prompt, sampling)
     sequence = Sequence(
         prepared.prompt,
         sampling,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from pool.detokenizer import Detokenizer
+from turnout.types import SamplingParams
 
 
 class StopStrings:
@@ -11,29 +14,42 @@ class StopStrings:
     Args:
         detokenizer: of this answer.
         stop: stop strings; may be empty.
+        included: whether the text ends behind the stop string, not before it.
+        min_tokens: a stop string that is complete within this number of tokens does not end the answer.
     """
 
-    __slots__ = ("_detokenizer", "_sent", "_stop", "_text", "stopped")
+    __slots__ = ("_detokenizer", "_early", "_included", "_sent", "_stop", "_text", "stopped")
 
-    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stop: tuple[str, ...], included: bool = False, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = detokenizer
+        self._included = included
+        self._early = min_tokens
         self._stop = stop
         self._text = ""
         self._sent = 0
         self.stopped = False
 
     def feed(self, token_id: int) -> bool:
-        """Take the next token; True when the text now contains a stop string (cut off from the text)."""
+        """Take the next token; True when the text now contains a stop string, at which the text then ends."""
         added = self._detokenizer.feed(token_id)
-        if not added:
-            return False
-        start = max(len(self._text) - max((len(s) for s in self._stop), default=1) + 1, 0)
+        early, self._early = self._early > 0, max(self._early - 1, 0)
+        before = len(self._text)
         self._text += added
-        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
-        if found:
-            self._text = self._text[: min(found)]
+        if early or not added:
+            return False
+        places = ((self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop)
+        found = min(((at, len(stop)) for at, stop in places if at >= 0), default=None)
+        if found is not None:
+            self._text = self._text[: found[0] + (found[1] if self._included else 0)]
             self.stopped = True
         return self.stopped
+
+    def end(self, token_id: int) -> None:
+        """Take the token that ended the answer, whose text belongs to it where stop strings are included."""
+        if self._included:
+            self._text += self._detokenizer.feed(token_id)
 
     def take(self, final: bool = False) -> str:
         """New text that can be shown: what might still become a stop string is held back until `final`."""
@@ -56,6 +72,24 @@ class StopStrings:
 
     def clone(self) -> StopStrings:
         """An independent copy in the same state."""
-        twin = StopStrings(self._detokenizer.clone(), self._stop)
+        twin = StopStrings(self._detokenizer.clone(), self._stop, self._included, self._early)
         twin._text, twin._sent, twin.stopped = self._text, self._sent, self.stopped
         return twin
+
+
+def text_of(
+    detokenizer: Callable[[Sequence[int], bool], Detokenizer], prompt: Sequence[int], sampling: SamplingParams
+) -> StopStrings:
+    """Return the empty text of an answer.
+
+    Args:
+        detokenizer: makes one, of the tokens before the answer and whether special tokens show.
+        prompt: token ids.
+        sampling: of the answer.
+    """
+    return StopStrings(
+        detokenizer(prompt, not sampling.skip_special_tokens),
+        sampling.stop,
+        sampling.include_stop_str_in_output,
+        sampling.min_tokens,
+    )

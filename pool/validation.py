@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -126,29 +126,49 @@ class RequestValidator:
         check_delivered(call, self.vocab_size)
         call = self.defaults.applied(call)
         plan = self._plan_of(call)
-        prompt = encode_prompt(call, self.tokenizer, self.vocab_size, self.max_length - 1)
+        prompt = self._encoded(call)
         if len(prompt) >= self.max_length:
             name = "messages" if call.messages is not None else "prompt"
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
         sampling = call.sampling
-        for token in (*sampling.stop_token_ids, *sampling.logit_bias):
-            if not 0 <= token < self.vocab_size:
-                name = "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias"
-                raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token in getattr(sampling, name) or ():
+                if not 0 <= token < self.vocab_size:
+                    raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
+        if sampling.bad_words:
+            ids = bad_word_ids(sampling.bad_words, self.tokenizer)
+            call = replace(call, sampling=sampling.model_copy(update={"bad_word_ids": ids}))
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
         return PreparedRequest(call, plan, prompt, seed, most, renderings=self._renderings(call, plan))
 
+    def _encoded(self, call: GenerateCall, whole: bool = False) -> list[int]:
+        """Return the token ids of a call's prompt, without those that it is to be cut by.
+
+        Args:
+            call: with the pool's defaults.
+            whole: it need not fit the context.
+        """
+        kept, most = call.sampling.truncate_prompt_tokens, self.max_length - 1
+        if kept is None:
+            return encode_prompt(call, self.tokenizer, self.vocab_size, None if whole else most)
+        if kept > most:
+            raise out_of_range("truncate_prompt_tokens", f"at most {most} fit the context of {self.max_length}")
+        if kept < 1:
+            kept = max(self.max_length - call.sampling.max_tokens, 1) if call.sampling.max_tokens <= most else most
+        return encode_prompt(call, self.tokenizer, self.vocab_size)[-kept:]
+
     def _renderings(self, call: GenerateCall, plan: ResolvedMethod | None) -> dict[str, tuple[int, ...]]:
         """Return a conversation as models with another vocabulary were taught to read it.
 
-        Left out are those without a chat template that takes it, which read the pool's prompt as text, and long ones:
-        they are encoded in a thread, whose tokenizer is only the pool's.
+        Left out are those without a chat template that takes it, which read the pool's prompt as text, conversations
+        that are cut, and long ones: they are encoded in a thread, whose tokenizer is only the pool's.
         """
         found: dict[str, tuple[int, ...]] = {}
         drafts = plan is not None and plan.method.across_vocabularies
-        if call.messages is not None and drafts and _num_chars(call) <= LONG:
+        cut = call.sampling.truncate_prompt_tokens is not None
+        if call.messages is not None and drafts and not cut and _num_chars(call) <= LONG:
             for model, tokenizer in self.tokenizers.items():
                 with suppress(TurnoutError):
                     found[model] = tuple(tokenizer.encode_chat(call.messages, call.tools, None, call.template))
@@ -168,7 +188,7 @@ class RequestValidator:
         """
         filled = self.defaults.applied(call)
         return await self.tokenizer.either(
-            _num_chars(call), lambda tokenizer: encode_prompt(filled, tokenizer, self.vocab_size)
+            _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer)._encoded(filled, whole=True)
         )
 
     def _plan_of(self, call: GenerateCall) -> ResolvedMethod | None:
@@ -221,7 +241,7 @@ class RequestValidator:
         plan = self.plan(decision.method, decision.params)
         if decision.suffix:
             longer = with_suffix(call, decision.suffix, self.tokenizer)
-            prompt = encode_prompt(longer, self.tokenizer, self.vocab_size)
+            prompt = self._encoded(longer, whole=True)
             if len(prompt) < self.max_length:
                 left = min(sampling.max_tokens, self.max_length - len(prompt))
                 return replace(prepared, call=longer, plan=plan, prompt=prompt, max_tokens=left)
@@ -239,7 +259,7 @@ def _overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingPa
     if warm is not None and given.greedy:
         changed["temperature"] = warm
     most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
-    changed["max_tokens"] = min(max(1, int(share * most)), most)
+    changed["max_tokens"] = min(max(1, given.min_tokens, int(share * most)), given.max_tokens)
     return SamplingParams.model_validate({**given.model_dump(), **changed})
 
 
@@ -256,6 +276,20 @@ def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> Ge
             messages[place] = replace(messages[place], content=messages[place].content + suffix)
             break
     return replace(call, messages=tuple(messages))
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words as they stand at the beginning of a text, of a line, and after a space."""
+    line = continued(tokenizer, "\n")
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        after = continued(tokenizer, f"\n{bare}")
+        forms = [continued(tokenizer, bare), continued(tokenizer, f" {bare}")]
+        if after[: len(line)] == line:
+            forms.append(after[len(line) :])
+        found |= dict.fromkeys(tuple(ids) for ids in forms if ids)
+    return tuple(found)
 
 
 def continued(tokenizer: TextTokenizer, text: str) -> list[int]:

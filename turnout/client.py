@@ -18,7 +18,8 @@ import grpc
 from turnout import client_messages as wire
 from turnout.addresses import check_target
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
-from turnout.client_messages import Messages, Options, Prompt, Result
+from turnout.client_messages import Messages, Prompt, Result
+from turnout.client_options import Options
 from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
 

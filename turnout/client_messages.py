@@ -6,14 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypedDict
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from turnout.calls import (
-    CacheClass,
     ChatMessage,
     Chunk,
     DriftReading,
@@ -24,6 +23,7 @@ from turnout.calls import (
     TokenOut,
     Usage,
 )
+from turnout.client_options import Options
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
@@ -37,7 +37,8 @@ Messages = Iterable[ChatMessage | Mapping[str, Any]]
 TOOL_MODES = ("none", "auto", "required")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
-    {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "token_details", "parse_special"}
+    {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
+    | {"token_details", "parse_special"}
 )
 TEMPLATE_OPTIONS = frozenset({"reasoning_effort", "add_generation_prompt", "continue_final_message"})
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
@@ -46,62 +47,6 @@ RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
 # Ray Serve's sentence, with the name of an application or without one.
 UNKNOWN_APPLICATION = re.compile(r"Application (metadata not set|'.*' not found)\. Ping ")
-
-
-class Sampling(TypedDict, total=False):
-    """Sampling parameters; what is absent takes the server's default. See `turnout.types.SamplingParams`."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: dict[int, float]
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    seed: int
-    max_tokens: int
-    n: int
-    logprobs: int
-
-
-class Options(Sampling, total=False):
-    """What a call may ask for.
-
-    Keys besides the sampling parameters: `model` (a pool or a member; may be absent where there is one pool),
-    `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs), and for
-    routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
-    `cache` is exact, or lossy: KV that was stored or reused with a loss may be used.
-    `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
-    `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
-    `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
-    With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
-    none, auto, required or the name of the one that must be called. `chat_template_kwargs` are variables of the model's
-    chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the pool is configured), and
-    `continue_final_message` continues the last message, which is the assistant's.
-    """
-
-    model: str
-    method: str | None
-    params: Mapping[str, Any]
-    deadline_s: float | None
-    request_id: str
-    session: str
-    explain: bool
-    limits: Mapping[str, float]
-    cache: CacheClass
-    token_details: bool
-    parse_special: bool
-    structure: Mapping[str, Any]
-    tools: Iterable[Tool | Mapping[str, Any]]
-    tool_choice: str
-    chat_template_kwargs: Mapping[str, Any]
-    reasoning_effort: str
-    add_generation_prompt: bool
-    continue_final_message: bool
 
 
 @dataclass(frozen=True, slots=True)

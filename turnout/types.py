@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -143,7 +143,8 @@ class Segment:
 
 class SamplingParams(BaseModel):
     """How tokens are chosen. Applied in this order: logit bias, repetition, presence and frequency
-    penalties, structure, temperature, top-k, top-p, min-p.
+    penalties, structure, allowed ids, bad words, least length, temperature, top-k, top-p, min-p. Of allowed ids, bad
+    words and the least length, each is skipped where it would leave no token.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -174,7 +175,27 @@ class SamplingParams(BaseModel):
     stop_token_ids: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=64, description="token ids that end the answer")
     ] = ()
+    include_stop_str_in_output: Annotated[
+        bool, Field(description="leave the stop string, or the text of the token, that ended the answer in its text")
+    ] = False
     ignore_eos: Annotated[bool, Field(description="go on after the end-of-text token")] = False
+    min_tokens: Annotated[
+        int, Field(ge=0, le=MOST_TOKENS, description="tokens before which no end token, stop token or stop string ends")
+    ] = 0
+    allowed_token_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...] | None,
+        Field(min_length=1, max_length=65536, description="the only token ids that may be written; absent: all"),
+    ] = None
+    bad_words: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=256, description="words never written, as the tokenizer writes them, with a space or without"),
+    ] = ()
+    bad_word_ids: Annotated[tuple[tuple[int, ...], ...], Field(description="tokens of bad_words; set by the pool")] = ()
+    skip_special_tokens: Annotated[bool, Field(description="leave special tokens out of the text")] = True
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(ge=-1, description="number of last tokens of the prompt that are kept; -1: what fits the context"),
+    ] = None
     seed: Annotated[
         int | None,
         Field(ge=-MAX_SEED - 1, le=MAX_SEED, description="same seed, same tokens; absent: random"),
@@ -198,6 +219,19 @@ class SamplingParams(BaseModel):
         bool, Field(description="report each token's entropy, and drafted tokens refused in its place")
     ] = False
 
+    @model_validator(mode="after")
+    def _check_least(self) -> SamplingParams:
+        if self.min_tokens > self.max_tokens:
+            raise FieldError("min_tokens", f"must be at most max_tokens, {self.max_tokens} (got {self.min_tokens})")
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError("truncate_prompt_tokens", "must be -1, or at least 1 (got 0)")
+        return self
+
+    @property
+    def bans_tokens(self) -> bool:
+        """Whether some tokens may not be written, or not yet."""
+        return bool(self.min_tokens or self.allowed_token_ids or self.bad_word_ids)
+
     @property
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
@@ -207,6 +241,10 @@ class SamplingParams(BaseModel):
     def has_history(self) -> bool:
         """Whether a token's logits depend on the tokens before it beyond the model itself."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+# Updates that lift what bans tokens by their ids or their number.
+UNBANNED: dict[str, Any] = {"min_tokens": 0, "allowed_token_ids": None, "bad_words": (), "bad_word_ids": ()}
 
 
 class RouteLimits(BaseModel):

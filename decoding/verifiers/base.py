@@ -19,6 +19,7 @@ from decoding.model import Readout, ReadSpec
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from decoding.state import Stateful, twin
+from decoding.token_bans import is_banned
 from decoding.tree import ROOT, DraftTree
 from turnout.types import Token, TokenKind
 
@@ -115,15 +116,18 @@ def as_verified(drafted: tuple[int, ...], written: tuple[Token, ...], source: st
 
 
 def fitting(seq: Sequence, draft: DraftTree) -> list[bool]:
-    """Return for each draft token whether the answer's constraint allows it at its position.
+    """Return for each draft token whether the answer's constraint and the request's bans allow it at its position.
 
     The target gives a token that is not allowed probability zero.
     """
-    if seq.constraint is None:
+    if seq.constraint is None and not seq.sampling.bans_tokens:
         return [True] * len(draft)
     paths = [tuple(draft.tokens[each] for each in draft.path(parent)) for parent in draft.parents]
+    fits = [not is_banned(seq, path, token) for path, token in zip(paths, draft.tokens, strict=True)]
+    if seq.constraint is None:
+        return fits
     masks = seq.constraint.masks(seq.answer, paths)
-    return [allows(mask, token) for mask, token in zip(masks, draft.tokens, strict=True)]
+    return [fit and allows(mask, token) for fit, mask, token in zip(fits, masks, draft.tokens, strict=True)]
 
 
 def probs_of(row: Readout) -> torch.Tensor:

@@ -1,0 +1,65 @@
+"""Bans of tokens, on logits that are written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.logits import RowContext, penalise
+from decoding.sequence import Sequence
+from decoding.token_bans import is_banned
+from turnout.types import SamplingParams, Token
+
+END, VOCAB = 0, 8
+
+
+def row(path: tuple[int, ...] = (), written: tuple[int, ...] = (), **sampling: Any) -> RowContext:
+    seq = Sequence([5, 6], SamplingParams(**sampling), 0, (END,))
+    for token in written:
+        seq.append(Token(token, "m"))
+    return RowContext(seq, path)
+
+
+def left(*rows: RowContext) -> list[set[int]]:
+    """The tokens that may follow, by row; checked against what draft tokens are told."""
+    raw = torch.arange(VOCAB, dtype=torch.float32).expand(len(rows), VOCAB)
+    made = penalise(raw, rows)
+    assert raw[0].tolist() == list(range(VOCAB))
+    found = [{token for token in range(VOCAB) if value[token] != -torch.inf} for value in made]
+    assert all(made[i, token] == token for i, kept in enumerate(found) for token in kept)
+    return found
+
+
+ALL = set(range(VOCAB))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (row(min_tokens=2), ALL - {END}),
+        (row(min_tokens=2, written=(3,)), ALL - {END}),
+        (row(min_tokens=2, path=(3,)), ALL - {END}),
+        (row(min_tokens=2, written=(3,), path=(4,)), ALL),
+        (row(min_tokens=1, stop_token_ids=(7,)), ALL - {END, 7}),
+        (row(min_tokens=1, stop_token_ids=(7,), ignore_eos=True), ALL - {7}),
+        (row(allowed_token_ids=(2, 3)), {2, 3}),
+        (row(bad_word_ids=((4,), (2, 3))), ALL - {4}),
+        (row(bad_word_ids=((4,), (2, 3)), written=(2,)), ALL - {4, 3}),
+        (row(bad_word_ids=((4,), (2, 3)), written=(1,), path=(2,)), ALL - {4, 3}),
+        (row(bad_word_ids=((1, 2, 3),), written=(1,), path=(2,)), ALL - {3}),
+        (row(bad_word_ids=((1, 2, 3),), written=(2,)), ALL),
+        (row(bad_word_ids=((6, 3),)), ALL),  # the prompt is no part of the answer
+        (row(allowed_token_ids=(END, 2), bad_word_ids=((2,),)), {END}),
+        # What would leave nothing gives way.
+        (row(allowed_token_ids=(END,), min_tokens=3), {END}),
+        (row(allowed_token_ids=(2,), bad_word_ids=((2,),), min_tokens=3), {2}),
+    ],
+)
+def test_what_is_left(asked: RowContext, kept: set[int]) -> None:
+    [found, untouched] = left(asked, row())
+    assert found == kept
+    assert untouched == ALL
+    banned = {token for token in range(VOCAB) if is_banned(asked.seq, asked.path, token)}
+    assert banned == ALL - kept or banned == ALL

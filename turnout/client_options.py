@@ -1,0 +1,75 @@
+"""Options of a client's calls, by name and type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from turnout.calls import CacheClass
+from turnout.tools import Tool
+
+
+class Sampling(TypedDict, total=False):
+    """Sampling parameters; what is absent takes the server's default. See `turnout.types.SamplingParams`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    seed: int
+    max_tokens: int
+    n: int
+    logprobs: int
+    min_tokens: int
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int
+
+
+class Options(Sampling, total=False):
+    """What a call may ask for.
+
+    Keys besides the sampling parameters: `model` (a pool or a member; may be absent where there is one pool),
+    `method` and `params` (how to decode), `deadline_s` (seconds the call may take), `request_id` (for logs), and for
+    routing `session`, `limits` (any of max_cost, max_latency_s, quality) and `explain` (say why in the usage).
+    `cache` is exact, or lossy: KV that was stored or reused with a loss may be used; `cache_salt` names a part of the
+    tenant's prefix caches that only requests with the same salt share. `priority` (0) orders the tenant's requests that
+    wait, the lowest number first.
+    `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
+    `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
+    `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
+    With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
+    none, auto, required or the name of the one that must be called. `chat_template_kwargs` are variables of the model's
+    chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the pool is configured), and
+    `continue_final_message` continues the last message, which is the assistant's.
+    """
+
+    model: str
+    method: str | None
+    params: Mapping[str, Any]
+    deadline_s: float | None
+    request_id: str
+    session: str
+    explain: bool
+    limits: Mapping[str, float]
+    cache: CacheClass
+    cache_salt: str
+    priority: int
+    token_details: bool
+    parse_special: bool
+    structure: Mapping[str, Any]
+    tools: Iterable[Tool | Mapping[str, Any]]
+    tool_choice: str
+    chat_template_kwargs: Mapping[str, Any]
+    reasoning_effort: str
+    add_generation_prompt: bool
+    continue_final_message: bool
