@@ -45,7 +45,7 @@ class TranslatedSequence(Sequence):
             seq.seed,
             (),
             None,
-            Sharing(seq.sharing.rest),  # the spans of `seq` are counted in its own tokens
+            Sharing(seq.sharing.rest, salt=seq.sharing.salt),  # the spans of `seq` are counted in its own tokens
             seq.tenant,
             seq.lossy,
             seq.low_priority,

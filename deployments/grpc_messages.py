@@ -10,7 +10,7 @@ from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
 from deployments.grpc_chat import conversation, template
-from deployments.request_fields import parse_sampling, request_id, session_name
+from deployments.request_fields import checked_salt, parse_sampling, request_id, session_name
 from deployments.service import Answer
 from deployments.tools import CallReader
 from turnout.calls import (
@@ -69,6 +69,8 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         explain=request.explain,
         cache=cache_class(request.cache),
         parse_special=not request.HasField("parse_special") or request.parse_special,
+        rank=request.priority,
+        cache_salt=checked_salt(request.cache_salt),
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
         template=template(request.chat, struct_values(request.chat.chat_template_kwargs, "chat.chat_template_kwargs")),

@@ -14,6 +14,7 @@ from turnout.types import SamplingParams
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
+MAX_SALT_LENGTH = 256
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -52,6 +53,28 @@ def request_id(given: str = "") -> str:
         return uuid4().hex
     if len(given) > MAX_REQUEST_ID_LENGTH or not given.isascii() or not given.isprintable():
         raise invalid("request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+    return given
+
+
+def checked_rank(given: int) -> int:
+    """Check the number that orders a tenant's waiting calls.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: no signed 64-bit number.
+    """
+    if not -(2**63) <= given < 2**63:
+        raise invalid("priority", "must be a signed 64-bit integer")
+    return given
+
+
+def checked_salt(given: str) -> str:
+    """Check the length of a cache salt.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: too long.
+    """
+    if len(given) > MAX_SALT_LENGTH:
+        raise invalid("cache_salt", f"must be at most {MAX_SALT_LENGTH} characters")
     return given
 
 

@@ -194,7 +194,8 @@ class Chain:
     """Links of one growing sequence, computed as far as they are asked for. Not for several threads at once.
 
     h_i = HMAC-SHA256(chain key of the namespace of chunk i, h_(i-1) || F || u32 n || n tokens as u32), all
-    little-endian, n the tokens of a chunk and h_(-1) 32 zero bytes. A rope length other than 0 follows n as u64.
+    little-endian, n the tokens of a chunk and h_(-1) 32 zero bytes. A rope length other than 0 follows n as u64, and
+    SHA-256 of the sharing's salt, if it has one, follows that.
 
     Args:
         keyring: the store's keys.
@@ -220,6 +221,7 @@ class Chain:
         self._head = fingerprint + chunk_tokens.to_bytes(4, "little")
         if rope_length:
             self._head += rope_length.to_bytes(8, "little")
+        self._head += sharing.salt_key
         self._links: list[Link] = []
 
     def links(self, tokens: Sequence[int], count: int) -> list[Link]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
 from pool.detokenizer import Detokenizer
-from pool.prefix_stores import Share
+from pool.prefix_stores import Share, shared
 from pool.resume import ResumeState, notes_of
 from pool.stop_strings import StopStrings, text_of
 from pool.structures import check_answer
@@ -95,7 +95,7 @@ def new_sequence(
         derive_seed(prepared.seed, index),
         tokenizer.eos_ids,
         text,
-        share(call.tenant, prepared.prompt, call.sharing),
+        shared(share, call, prepared.prompt),
         prepared.account or call.tenant,
         lossy=call.cache == "lossy",
         low_priority=call.priority == "batch",

@@ -15,7 +15,7 @@ class ConcurrencyLimiter:
     """Hands out a pool's places fairly between tenants.
 
     A place that becomes free goes to the tenant that holds fewest, then to the one served least recently; within a
-    tenant, first come, first served. A tenant with less than its equal share of the places need not wait for others
+    tenant, the lowest rank first, and of these, first come, first served. A tenant with less than its equal share of the places need not wait for others
     to finish: it gets one at once, so that all places taken by one tenant are no wall for the next. Calls can exceed
     the limit in this way up to twofold; as others finish, their places are not given out again.
 
@@ -32,6 +32,7 @@ class ConcurrencyLimiter:
         self._held: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._staying: set[asyncio.Future[None]] = set()
+        self._ranks: dict[asyncio.Future[None], int] = {}
         self._turns: dict[str, int] = {}  # when each tenant was last given a place
         self._turn = 0
 
@@ -55,19 +56,22 @@ class ConcurrencyLimiter:
         return self.num_held >= self._limit
 
     @asynccontextmanager
-    async def hold(self, tenant: str, deadline_s: float | None = None, stays: bool = False) -> AsyncIterator[None]:
+    async def hold(
+        self, tenant: str, deadline_s: float | None = None, stays: bool = False, rank: int = 0
+    ) -> AsyncIterator[None]:
         """A place, for as long as the context lasts.
 
         Args:
             tenant: whose call it is.
             deadline_s: seconds it may wait for the place; None is any time.
             stays: it is not sent away while it waits.
+            rank: of the tenant's calls, the lowest is served first.
 
         Raises:
             TurnoutError: RESOURCE_EXHAUSTED when too many calls wait already, DEADLINE_EXCEEDED.
             Interrupted: it is to wait elsewhere.
         """
-        await self._take(tenant, deadline_s, stays)
+        await self._take(tenant, deadline_s, stays, rank)
         try:
             yield
         finally:
@@ -92,7 +96,7 @@ class ConcurrencyLimiter:
             leaving[tenant].set_exception(Interrupted(f"pool {self._name!r} has free places elsewhere", Moved()))
         return count
 
-    async def _take(self, tenant: str, deadline_s: float | None, stays: bool) -> None:
+    async def _take(self, tenant: str, deadline_s: float | None, stays: bool, rank: int) -> None:
         if self._is_free_for(tenant) and tenant not in self._waiting:
             self._give(tenant)
             return
@@ -100,7 +104,7 @@ class ConcurrencyLimiter:
         if self.num_waiting >= self._max_waiting and mine >= self._share(self._max_waiting, tenant):
             raise busy(f"pool {self._name!r} has no room for another request")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(place)
+        self._enqueue(tenant, place, rank)
         if stays:
             self._staying.add(place)
         try:
@@ -111,6 +115,15 @@ class ConcurrencyLimiter:
             raise TurnoutError(Code.DEADLINE_EXCEEDED, message, "deadline_s") from None
         finally:
             self._staying.discard(place)
+            del self._ranks[place]
+
+    def _enqueue(self, tenant: str, place: asyncio.Future[None], rank: int) -> None:
+        self._ranks[place] = rank
+        queue = self._waiting.setdefault(tenant, deque())
+        before = len(queue)
+        while before and self._ranks[queue[before - 1]] > rank:
+            before -= 1
+        queue.insert(before, place)
 
     async def _granted(self, tenant: str, place: asyncio.Future[None]) -> None:
         """Wait for the place; a caller that gives up leaves the queue, or passes the place on."""

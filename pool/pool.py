@@ -15,7 +15,7 @@ from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
 from engine.member import PoolMember
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
-from pool.prefix_stores import Share, summed, unconfigured
+from pool.prefix_stores import Share, shared, summed, unconfigured
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
@@ -224,7 +224,7 @@ class Pool:
         if prepared.plan is not None:
             raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
         routing = Routing(Router(self.routing.router.policy), self.intake())
-        sharing = self.share(call.tenant, prepared.prompt, call.sharing)
+        sharing = shared(self.share, call, prepared.prompt)
         sequence = Sequence(prepared.prompt, prepared.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
             await routing.route(prepared, sequence, self.model_pool)
@@ -250,7 +250,7 @@ class Pool:
         if len(prompt) + longest > model.max_length:
             most = f"at most {model.max_length}"
             raise out_of_range("prompt", f"with its completion {len(prompt) + longest} tokens; {most}")
-        sharing = self.share(call.tenant, prompt, call.sharing)
+        sharing = shared(self.share, call, prompt)
         # As many tokens as there are: some models compute by how long a sequence may become (`engine.rope`).
         sampling = SamplingParams(temperature=0.0, max_tokens=max(longest, 1))
         seq = Sequence(prompt, sampling, 0, sharing=sharing, tenant=call.tenant)
@@ -352,7 +352,7 @@ async def _held(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIterator
     async with AsyncExitStack() as stack:
         try:
             stays = call.moved is not None
-            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s, stays))
+            await stack.enter_async_context(places.hold(call.tenant, call.deadline_s, stays, call.rank))
         finally:
             end(queued)
         yield time.perf_counter() - asked

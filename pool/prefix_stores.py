@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.fingerprint import Marks, content_digests, content_marks, tokenizer_digest
 from pool.text import TextTokenizer
-from turnout.calls import CacheStats
+from turnout.calls import CacheStats, GenerateCall, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig, model_path
 from turnout.errors import Code, TurnoutError
 from turnout.types import Sharing, SharingPolicy
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 # (tenant, prompt, what the call says of the tenant) -> whose cache the prompt's tokens belong to.
 Share = Callable[[str, list[int], SharingPolicy | None], Sharing]
 HEALTH = ("ok", "degraded", "off")  # from well to ill
+
+
+def shared(share: Share, call: GenerateCall | ScoreCall, prompt: list[int]) -> Sharing:
+    """Whose cache the prompt of a call belongs to: within that, with a salt, the calls with the same one."""
+    sharing = share(call.tenant, prompt, call.sharing)
+    return replace(sharing, salt=call.cache_salt) if call.cache_salt else sharing
 
 
 def unconfigured(tenant: str, prompt: list[int], policy: SharingPolicy | None) -> Sharing:

@@ -127,6 +127,8 @@ class GenerateCall:
         decided: what was decided when the call was made before, or for its session (`router.decision.Decision` as
             JSON); None: decide.
         priority: a "batch" call yields to every "interactive" one, within a step.
+        rank: of its tenant's calls that wait for a place, the one with the lowest is next.
+        cache_salt: within what the tenant shares, only calls with the same one find its KV; "" without.
         batch_id: the batch it belongs to, for records of use; "" without.
         key_id: which of the tenant's keys it came with; "" without.
         billed: whether the tenant pays for it; internal calls are not billed.
@@ -164,6 +166,8 @@ class GenerateCall:
     tools: tuple[Tool, ...] = ()
     template: TemplateOptions = NO_OPTIONS
     sharing: SharingPolicy | None = None
+    rank: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +299,7 @@ Event = Chunk | Usage | Failure | Decided | Regained | Begun
 class ScoreCall:
     """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
 
-    `key_id`, `billed`, `sharing` and `parse_special` are as in `GenerateCall`.
+    `key_id`, `billed`, `sharing`, `parse_special` and `cache_salt` are as in `GenerateCall`.
     """
 
     request_id: str
@@ -308,6 +312,7 @@ class ScoreCall:
     billed: bool = True
     sharing: SharingPolicy | None = None
     parse_special: bool = True
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

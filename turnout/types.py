@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, NewType
@@ -44,15 +45,22 @@ class Sharing:
     Attributes:
         rest: of what lies behind the spans.
         spans: (end, namespace) of the leading tokens, from the start on, most public first.
+        salt: part of the hash of every block and chunk: other sequences find them only with the same one.
     """
 
     rest: Namespace = Namespace("private", "default")
     spans: tuple[tuple[int, Namespace], ...] = ()
+    salt: str = ""
 
     @classmethod
     def private(cls, tenant: str) -> Sharing:
         """Everything belongs to one tenant."""
         return cls(Namespace("private", tenant))
+
+    @property
+    def salt_key(self) -> bytes:
+        """The salt as 32 bytes; empty without one."""
+        return hashlib.sha256(self.salt.encode()).digest() if self.salt else b""
 
     def namespace(self, end: int) -> Namespace:
         """Of a block or chunk whose last token is end - 1: the most private one it touches."""

@@ -12,7 +12,8 @@ LOSSY = b"lossy"  # in the hashes of blocks that may hold KV which was not compu
 
 
 class ContentHashes:
-    """Chained hashes of one sequence's full blocks; each is keyed by the namespace of its block.
+    """Chained hashes of one sequence's full blocks; each is keyed by the namespace of its block, the first one by the
+    salt, too.
 
     Args:
         seq: the sequence.
@@ -47,6 +48,8 @@ class ContentHashes:
         key = self._seq.sharing.namespace(end).key
         if index:
             key += before[index - 1]
+        else:
+            key += self._seq.sharing.salt_key
         if self.rope_length:
             key += b"rope %d" % self.rope_length
         if self.tainted_from is not None and end > self.tainted_from:

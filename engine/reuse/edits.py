@@ -7,7 +7,7 @@ Code LLM Edit Itself When You Edit the Code".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decoding.sequence import Sequence
 from engine.cache.table import BlockTable
@@ -15,7 +15,6 @@ from engine.reuse.lookup import take_over
 from engine.reuse.reused_spans import Held, Reused, Span
 from engine.reuse.settings import MOVED_ONLY
 from turnout.errors import invalid, out_of_range
-from turnout.types import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def edited(tables: dict[Sequence, BlockTable], seq: Sequence, edits: list[Edit])
     tokens += seq.tokens[at:]
     if not tokens:
         raise invalid("edits", "leave no token")
-    sharing = Sharing(seq.sharing.rest, tuple((min(end, first), each) for end, each in seq.sharing.spans))
+    sharing = replace(seq.sharing, spans=tuple((min(end, first), each) for end, each in seq.sharing.spans))
     twin = Sequence(tokens, seq.sampling, seq.seed, seq.end_ids, None, sharing, seq.tenant, seq.lossy, seq.low_priority)
     twin.owner = seq.owner
     old = tables.get(seq)

@@ -52,9 +52,11 @@ class SpanReuse:
         """Before a sequence's first operation, when its exact prefix is known: decide what it takes over.
 
         A sequence that may be inexact gets the spans it shares with prompts seen before. One that takes nothing over
-        is remembered: its blocks will be found by their content once they are computed.
+        is remembered: its blocks will be found by their content once they are computed. One with a salt does neither.
         """
         if table.arrival is not None or table.reused is not None:
+            return
+        if table.seq.sharing.salt:
             return
         if table.seq.lossy:
             spans = await self._find(table)

@@ -56,6 +56,14 @@ def test_a_digest_is_the_formula() -> None:
         assert link.namespace == ALICE
 
 
+def test_another_salt_is_another_digest_in_the_same_namespace() -> None:
+    salts = ("", "a", "b", "ab")
+    made = [links(TOKENS, Sharing(ALICE, salt=salt)) for salt in salts]
+    assert {link.namespace for chain in made for link in chain} == {ALICE}
+    assert len({link.digest for chain in made for link in chain}) == len(salts) * len(made[0])
+    assert links(TOKENS, Sharing(ALICE, salt="a")) == made[1]
+
+
 def test_only_full_chunks_have_links() -> None:
     assert [len(links(TOKENS[:count], Sharing(ALICE))) for count in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
 

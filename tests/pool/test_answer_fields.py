@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pool.validation import bad_word_ids
 from tests.engine.harness import answer, call_of
 from tests.tokenizer_kinds import save_kind
 from training.random_models import byte_tokenizer
+from turnout.calls import ScoreCall
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
@@ -123,3 +125,25 @@ def test_bad_words_of_a_tokenizer_with_marks_for_spaces(tmp_path: Path) -> None:
     tokenizer = TextTokenizer(save_kind("byte_fallback_strip", tmp_path))
     words = {tuple(tokenizer._tokenizer.convert_ids_to_tokens(ids)) for ids in bad_word_ids(("cat",), tokenizer)}
     assert words >= {("▁cat",), ("cat",)}
+
+
+async def test_another_salt_finds_no_cache(pool: LocalPool) -> None:
+    prompt = [65 + place * place % 26 for place in range(100)]
+
+    async def cached(salt: str) -> int:
+        call = replace(call_of(prompt, "plain", max_tokens=2), cache_salt=salt)
+        return (await answer(pool, call)).usage.cached_tokens
+
+    async def scored(salt: str) -> tuple[int, float]:
+        found = pool.stats().cached_blocks
+        call = ScoreCall("s", "pair", tuple(prompt), ((65,),), cache_salt=salt)
+        [score] = await pool.score(call)
+        return pool.stats().cached_blocks - found, score.tokens[0].logprob or 0.0
+
+    first = [await cached(salt) for salt in ("", "a", "b", "")]
+    assert first[:3] == [0, 0, 0]
+    assert first[3] > 50
+    assert [await cached(salt) for salt in ("a", "b")] == [first[3]] * 2
+    (new, one), (fresh, other) = await scored("a"), await scored("c")
+    assert new == 0 < fresh
+    assert one == other

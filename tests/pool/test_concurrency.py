@@ -22,13 +22,13 @@ class Desk:
         self._doors: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def come(self, name: str, deadline_s: float | None = None, stays: bool = False) -> None:
+    def come(self, name: str, deadline_s: float | None = None, stays: bool = False, rank: int = 0) -> None:
         """A call whose tenant is the first letter of its name."""
         self._doors[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._stay(name, deadline_s, stays))
+        self.tasks[name] = asyncio.create_task(self._stay(name, deadline_s, stays, rank))
 
-    async def _stay(self, name: str, deadline_s: float | None, stays: bool) -> None:
-        async with self.places.hold(name[0], deadline_s, stays):
+    async def _stay(self, name: str, deadline_s: float | None, stays: bool, rank: int) -> None:
+        async with self.places.hold(name[0], deadline_s, stays, rank):
             self.inside.append(name)
             try:
                 await self._doors[name].wait()
@@ -199,3 +199,19 @@ def test_no_place_is_lost_or_left_empty(steps: list[tuple[str, str]], limit: int
         await desk.close()
 
     asyncio.run(run())
+
+
+async def test_within_a_tenant_the_lowest_rank_is_first_and_other_tenants_lose_nothing() -> None:
+    desk = await opened(1, "a1")
+    for name, rank in (("a2", 5), ("a3", 0), ("a4", -1), ("a5", 0), ("a6", 5), ("b1", 9), ("c1", -9)):
+        desk.come(name, rank=rank)
+        await settle()
+    served = list(desk.inside)
+    while desk.inside:
+        name = desk.inside[0]
+        await desk.go(name)
+        served += [each for each in desk.inside if each not in served]
+    assert [name for name in served if name[0] == "a"] == ["a1", "a4", "a3", "a5", "a2", "a6"]
+    assert {"b1", "c1"} <= set(served[:4])
+    assert desk.places._ranks == {}
+    await desk.close()
