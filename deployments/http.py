@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -44,6 +44,7 @@ from deployments.openapi import document as openapi
 from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
+from deployments.surface import Head, Surface
 from turnout.calls import Chunk, PoolStats, Usage
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.json_lines import json_line
@@ -115,11 +116,11 @@ def build_http(service: GenerationService) -> FastAPI:
 
     @app.post("/v1/completions")
     async def complete(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, completion_job, CompletionFormat())
+        return await _respond(service, request, caller, ChoicesSurface(completion_job, CompletionFormat()))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, chat_job, ChatFormat())
+        return await _respond(service, request, caller, ChoicesSurface(chat_job, ChatFormat()))
 
     @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
@@ -182,81 +183,94 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-async def _respond(
-    service: GenerationService,
-    request: Request,
-    caller: Caller,
-    translate: Callable[[dict[str, Any]], Job],
-    form: Format,
-) -> Response:
-    call_id = request.state.call_id = form.prefix + uuid4().hex
+async def _respond(service: GenerationService, request: Request, caller: Caller, surface: Surface) -> Response:
+    call_id = request.state.call_id = surface.prefix + uuid4().hex
     await service.precheck(caller)
     with service.admission.reading(caller):
         data = await request.app.state.bodies.read(request, caller.tenant)
     with guarded(call_id):
-        job = (
-            (await parsed(data, lambda body: translate(read_json(body))))
-            .named(call_id)
-            .traced(request.headers.get("traceparent", ""))
-        )
+        job = (await surface.job(data, caller)).named(call_id).traced(request.headers.get("traceparent", ""))
         job = replace(job, calls=tuple(map(caller.attributed, job.calls)))
         model = service.model_name(job.calls[0].model, caller.limits)
         request.state.counted = True  # what is refused from now on, the service counts
         try:
-            return await _run(service, job, form, call_id, model)
+            return await _run(service, job, surface, Head(call_id, int(time.time()), model))
         except TurnoutError as error:
             raise respell(error, job.spelling) from None
 
 
-async def _run(service: GenerationService, job: Job, form: Format, call_id: str, model: str) -> Response:
-    head = {"id": call_id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint()}
-    form = format_of(form, job.calls[0])
-    logprobs = job.calls[0].sampling.logprobs is not None
+async def _run(service: GenerationService, job: Job, surface: Surface, head: Head) -> Response:
     if job.stream:
         batches = answering.stream(service, job)
         # Refusals come before the first batch: wait for it, so that they get their own status code.
         first = await anext(batches)
-        events = _Events({**head, "object": form.part}, form, job, logprobs)
-        return EventStream(events.write(first, batches), batches)
+        return EventStream(surface.events(head, job, first, batches), batches)
     chunks, usage = await answering.answer(service, job)
-    choices = [form.choice(chunk, logprobs) for chunk in chunks]
-    whole = JSONResponse({**head, "object": form.whole, "choices": choices, "usage": usage_object(usage)})
+    whole = JSONResponse(await surface.whole(head, job, chunks, usage))
     check_answer_bytes(len(whole.body))
     return whole
 
 
-class _Events:
-    """Writer of batches as server-sent events."""
+class ChoicesSurface:
+    """/v1/completions and /v1/chat/completions: answers are choices.
 
-    def __init__(self, head: dict[str, Any], form: Format, job: Job, logprobs: bool) -> None:
-        self._head = head
+    Args:
+        translate: a body's fields -> what it asks for.
+        form: of the endpoint's choices.
+    """
+
+    def __init__(self, translate: Callable[[dict[str, Any]], Job], form: Format) -> None:
+        self.prefix = form.prefix
+        self._translate = translate
         self._form = form
-        self._job = job
-        self._logprobs = logprobs
 
-    async def write(self, first: Batch, batches: AsyncGenerator[Batch, None]) -> AsyncGenerator[str, None]:
+    async def job(self, data: bytes, caller: Caller) -> Job:
+        """See `Surface`."""
+        return await parsed(data, lambda body: self._translate(read_json(body)))
+
+    async def whole(self, head: Head, job: Job, chunks: Sequence[Chunk], usage: Usage) -> Mapping[str, Any]:
+        """See `Surface`."""
+        form, logprobs = format_of(self._form, job.calls[0]), _wants_logprobs(job)
+        choices = [form.choice(chunk, logprobs) for chunk in chunks]
+        return {**_common(head), "object": form.whole, "choices": choices, "usage": usage_object(usage)}
+
+    async def events(
+        self, head: Head, job: Job, first: Batch, batches: AsyncGenerator[Batch, None]
+    ) -> AsyncGenerator[str, None]:
+        """See `Surface`."""
+        form = format_of(self._form, job.calls[0])
+        common = {**_common(head), "object": form.part}
         try:
-            with guarded(self._head["id"]):
-                for event in self._render(first):
+            with guarded(head.id):
+                for event in _render(first, form, job, common):
                     yield event
                 async for batch in batches:
-                    for event in self._render(batch):
+                    for event in _render(batch, form, job, common):
                         yield event
         except TurnoutError as error:
-            yield _event(error_body(respell(error, self._job.spelling)))
+            yield _event(error_body(respell(error, job.spelling)))
             return
         yield "data: [DONE]\n\n"
 
-    def _render(self, batch: Batch) -> list[str]:
-        events = []
-        usage = {"usage": None} if self._job.include_usage else {}
-        for each in batch:
-            if isinstance(each, Chunk):
-                part = self._form.delta(each, self._logprobs)
-                events.append(_event({**self._head, "choices": [part], **usage}))
-            elif isinstance(each, Usage) and usage:
-                events.append(_event({**self._head, "choices": [], "usage": usage_object(each)}))
-        return events
+
+def _common(head: Head) -> dict[str, Any]:
+    return {"id": head.id, "created": head.created, "model": head.model, "system_fingerprint": fingerprint()}
+
+
+def _wants_logprobs(job: Job) -> bool:
+    return job.calls[0].sampling.logprobs is not None
+
+
+def _render(batch: Batch, form: Format, job: Job, common: Mapping[str, Any]) -> list[str]:
+    events = []
+    usage = {"usage": None} if job.include_usage else {}
+    for each in batch:
+        if isinstance(each, Chunk):
+            part = form.delta(each, _wants_logprobs(job))
+            events.append(_event({**common, "choices": [part], **usage}))
+        elif isinstance(each, Usage) and usage:
+            events.append(_event({**common, "choices": [], "usage": usage_object(each)}))
+    return events
 
 
 def _event(value: Mapping[str, Any]) -> str:
