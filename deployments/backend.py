@@ -143,4 +143,5 @@ def _join(parts: list[Chunk]) -> Chunk:
         tokens=tuple(token for part in parts for token in part.tokens),
         finish_reason=parts[-1].finish_reason,
         reasoning="".join(part.reasoning for part in parts),
+        stop=parts[-1].stop,
     )

@@ -72,7 +72,14 @@ class Answer:
             self.text.end(last)
         text = self.delivery.text(self.text.take(final=True))
         self.delivery.end()
-        return Chunk(self.index, text, (), reason)
+        return Chunk(self.index, text, (), reason, stop=self._stop(reason))
+
+    def _stop(self, reason: FinishReason) -> str | int | None:
+        """What of the request's stop strings and stop token ids ended it; None: none of them did."""
+        if reason is not FinishReason.STOP:
+            return None
+        last = self.sequence.tokens[-1]
+        return last if last in self.sequence.sampling.stop_token_ids else self.text.found
 
 
 def new_sequence(

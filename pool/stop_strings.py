@@ -16,9 +16,12 @@ class StopStrings:
         stop: stop strings; may be empty.
         included: whether the text ends behind the stop string, not before it.
         min_tokens: a stop string that is complete within this number of tokens does not end the answer.
+
+    Attributes:
+        found: the stop string that ended the answer: of several, the one that begins first; None: none did.
     """
 
-    __slots__ = ("_detokenizer", "_early", "_included", "_sent", "_stop", "_text", "stopped")
+    __slots__ = ("_detokenizer", "_early", "_included", "_sent", "_stop", "_text", "found")
 
     def __init__(
         self, detokenizer: Detokenizer, stop: tuple[str, ...], included: bool = False, min_tokens: int = 0
@@ -29,7 +32,12 @@ class StopStrings:
         self._stop = stop
         self._text = ""
         self._sent = 0
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text contains a stop string."""
+        return self.found is not None
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; True when the text now contains a stop string, at which the text then ends."""
@@ -40,10 +48,10 @@ class StopStrings:
         if early or not added:
             return False
         places = ((self._text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self._stop)
-        found = min(((at, len(stop)) for at, stop in places if at >= 0), default=None)
+        found = min((each for each in places if each[0] >= 0), key=lambda each: each[0], default=None)
         if found is not None:
-            self._text = self._text[: found[0] + (found[1] if self._included else 0)]
-            self.stopped = True
+            first, self.found = found
+            self._text = self._text[: first + (len(self.found) if self._included else 0)]
         return self.stopped
 
     def end(self, token_id: int) -> None:
@@ -73,7 +81,7 @@ class StopStrings:
     def clone(self) -> StopStrings:
         """An independent copy in the same state."""
         twin = StopStrings(self._detokenizer.clone(), self._stop, self._included, self._early)
-        twin._text, twin._sent, twin.stopped = self._text, self._sent, self.stopped
+        twin._text, twin._sent, twin.found = self._text, self._sent, self.found
         return twin
 
 

@@ -202,7 +202,8 @@ class Chunk:
 
     `reasoning` is what the model thought before its answer, as text; it is no part of `text`, its tokens are among
     `tokens`. `tool_calls` are what front ends read out of an answer, and leave out of its text: all of it, whole, with
-    its last chunk; `call_parts` is what is new of them in a stream.
+    its last chunk; `call_parts` is what is new of them in a stream. `stop` comes with the last chunk: the stop
+    string or token id that ended the answer, of those that the request gave.
     """
 
     index: int
@@ -212,6 +213,7 @@ class Chunk:
     tool_calls: tuple[ToolCall, ...] = ()
     call_parts: tuple[ToolCallPart, ...] = ()
     reasoning: str = ""
+    stop: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ class Reply:
     answers: list[list[TokenOut]]
     reasons: list[FinishReason | None]
     usage: Usage
+    stops: list[str | int | None]
 
     @property
     def text(self) -> str:
@@ -172,18 +173,19 @@ async def answer(pool: LocalPool, call: GenerateCall) -> Reply:
     n, usage = call.sampling.n, None
     texts, answers = [""] * n, [[] for _ in range(n)]
     reasons: list[FinishReason | None] = [None] * n
+    stops: list[str | int | None] = [None] * n
     async for event in pool.generate(call):
         if isinstance(event, Chunk):
             assert reasons[event.index] is None, "a chunk after the last one"
             texts[event.index] += event.text
             answers[event.index].extend(event.tokens)
-            reasons[event.index] = event.finish_reason
+            reasons[event.index], stops[event.index] = event.finish_reason, event.stop
         elif not isinstance(event, Regained):
             assert usage is None
             assert isinstance(event, Usage)
             usage = event
     assert usage is not None
-    return Reply(texts, answers, reasons, usage)
+    return Reply(texts, answers, reasons, usage, stops)
 
 
 async def ask(pool: LocalPool, prompt: Any, method: str | None = "plain", *args: Any, **options: Any) -> Reply:

@@ -181,10 +181,11 @@ async def test_stop_strings_cut_the_text_and_end_the_answer(pool: LocalPool) -> 
     cut = await ask(pool, "abc", max_tokens=40, ignore_eos=True, stop=(stop,))
     assert cut.text == whole.text[: whole.text.find(stop)]
     assert cut.ids == whole.ids[: len(cut.ids)]
-    assert cut.reasons == [FinishReason.STOP]
+    assert (cut.reasons, cut.stops, whole.stops) == ([FinishReason.STOP], [stop], [None])
     assert len(cut.ids) < 40
     by_id = await ask(pool, "abc", max_tokens=40, ignore_eos=True, stop_token_ids=(whole.ids[4],))
     assert by_id.ids == whole.ids[: whole.ids.index(whole.ids[4]) + 1]
+    assert by_id.stops == [whole.ids[4]]
 
 
 async def test_several_answers_have_derived_seeds_and_share_one_prompt(pool: LocalPool) -> None:

@@ -145,6 +145,12 @@ def test_a_stop_string_across_tokens_is_cut_off_and_never_shown(tokenizer: TextT
     assert (chunks, stopped) == (["o", "n", "e", " ", "", "", ""], True)
 
 
+def test_the_stop_string_that_begins_first_ended_the_text(tokenizer: TextTokenizer) -> None:
+    watcher = StopStrings(tokenizer.detokenizer(), ("zz", "d", "bcd"))
+    assert [watcher.feed(token) for token in tokenizer.encode("abcd")] == [False, False, False, True]
+    assert (watcher.found, watcher.clone().found) == ("bcd", "bcd")
+
+
 def test_text_held_back_for_a_stop_string_is_given_when_it_turns_out_not_to_be_one(tokenizer: TextTokenizer) -> None:
     assert pieces(tokenizer, "aENb", ("END",)) == (["a", "", "", "ENb", ""], False)
     assert pieces(tokenizer, "aEN", ("END",)) == (["a", "", "", "EN"], False)
