@@ -265,7 +265,7 @@ def pack_result(op: Operation[R], value: R, store: TensorStore) -> Any:
         case [Readout(), *_]:
             return 3, _pack_rows(given, in_bytes)
         case [Score(), *_]:
-            return 4, [(each.token_logprobs, each.greedy, each.top) for each in given]
+            return 4, [(each.token_logprobs, each.greedy, each.top, each.ranks) for each in given]
     return in_bytes(given)
 
 

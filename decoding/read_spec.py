@@ -175,12 +175,14 @@ class Decoded:
 class Score:
     """Log-likelihood of a continuation, token by token, in nats.
 
-    `greedy` says whether a token was the most probable; `top` are the most probable ones (id, log-probability).
+    `greedy` says whether a token was the most probable; `top` are the most probable ones (id, log-probability);
+    `ranks` are the places of the tokens among all, from 1.
     """
 
     token_logprobs: tuple[float, ...]
     greedy: tuple[bool, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def total(self) -> float:

@@ -26,4 +26,5 @@ async def score_continuation(model: Model, seq: Sequence, continuation: tuple[in
         token_logprobs=tuple(picked.tolist()),
         greedy=tuple(b == t for b, t in zip(best, continuation, strict=True)),
         top=tuple(row.top for row in before),
+        ranks=tuple((logp > picked[:, None]).sum(-1).add(1).tolist()),
     )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from deployments.backend import Batch, merge
 from deployments.schemas import Job
 from deployments.service import GenerationService
-from turnout.calls import Chunk, GenerateCall, ScoreCall, TokenOut, Usage
+from turnout.calls import Chunk, GenerateCall, ScoreCall, ScoredTokens, TokenOut, Usage
 from turnout.cost import Cost, CostReport, Meter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
 
@@ -24,7 +24,7 @@ async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usa
     """All choices of all prompts, numbered in order, and what they used together."""
     await service.check(job.calls)
     one = partial(_answer_one, service, echo=job.echo) if job.writes else partial(_read_one, service)
-    answers = await _together([one(call) for call in job.calls])
+    answers = await together([one(call) for call in job.calls])
     chunks = [
         replace(chunk, index=place * call.sampling.n + chunk.index)
         for place, (call, (choices, _)) in enumerate(zip(job.calls, answers, strict=True))
@@ -126,16 +126,41 @@ async def _stream_one(
 async def _echo(service: GenerationService, call: GenerateCall, billed: bool = False) -> Chunk:
     """The prompt as if it had been written, with its log-probabilities where they are asked for."""
     prompt = call.prompt if call.prompt is not None else ""
-    if isinstance(prompt, str) and call.sampling.logprobs is None:
-        return Chunk(0, prompt, ())
-    ids, text = await service.tokens(call)
     if call.sampling.logprobs is None:
-        return Chunk(0, text, ())
-    rest: tuple[TokenOut, ...] = ()
-    if len(ids) > 1:
-        [scored] = await service.score(_reading(call, ids, billed))
-        rest = scored.tokens
-    return Chunk(0, text, (_first_token(ids[0], text, rest), *rest))
+        if isinstance(prompt, str) and call.sampling.truncate_prompt_tokens is None:
+            return Chunk(0, prompt, ())
+        return Chunk(0, (await service.tokens(call))[1], ())
+    ids, text, scored = await score_prompt(service, call, call.sampling.logprobs, billed)
+    return Chunk(0, text, (_first_token(ids[0], text, scored.tokens), *scored.tokens))
+
+
+async def score_prompt(
+    service: GenerationService, call: GenerateCall, top: int, billed: bool = False
+) -> tuple[tuple[int, ...], str, ScoredTokens]:
+    """Return the ids and the text of a call's prompt, and its tokens behind the first one, scored.
+
+    Args:
+        service: whom to ask.
+        call: whose prompt it is.
+        top: alternatives to each token.
+        billed: the call does not read its prompt, and is not billed for it, otherwise.
+    """
+    ids, text = await service.tokens(call)
+    if len(ids) < 2:
+        return ids, text, ScoredTokens((), ())
+    reading = ScoreCall(
+        call.request_id,
+        call.model,
+        ids[:1],
+        (ids[1:],),
+        call.tenant,
+        top,
+        call.key_id,
+        billed=billed,
+        cache_salt=call.cache_salt,
+    )
+    [scored] = await service.score(reading)
+    return ids, text, scored
 
 
 def _first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenOut:
@@ -145,20 +170,6 @@ def _first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenO
     held = data[: len(data) - sum(len(token.data) for token in rest)]
     broken = ((token_id, held),) if held != alone.encode() else ()
     return TokenOut(token_id, alone, "prompt", TokenKind.DECODED, broken=broken)
-
-
-def _reading(call: GenerateCall, ids: tuple[int, ...], billed: bool) -> ScoreCall:
-    """The log-probabilities of a prompt; `billed`: the call does not read it, and is not billed for it, otherwise."""
-    return ScoreCall(
-        call.request_id,
-        call.model,
-        ids[:1],
-        (ids[1:],),
-        call.tenant,
-        call.sampling.logprobs or 0,
-        call.key_id,
-        billed=billed,
-    )
 
 
 async def _pump(batches: AsyncGenerator[Batch, None], queue: asyncio.Queue[Batch | None]) -> None:
@@ -171,7 +182,8 @@ async def _pump(batches: AsyncGenerator[Batch, None], queue: asyncio.Queue[Batch
         asyncio.get_running_loop().call_soon(queue.put_nowait, None)
 
 
-async def _together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all of these; where one fails, the others are cancelled."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,6 +21,7 @@ from deployments import fan_out as answering
 from deployments import tokens_http
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf
+from deployments.answer_extras import CountedParts, ExtendedFormat, read_prompts, whole_answer
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
@@ -41,7 +41,8 @@ from deployments.openai_format import (
 )
 from deployments.openapi import answers
 from deployments.openapi import document as openapi
-from deployments.response_format import format_of
+from deployments.request_fields import REQUEST_ID_HEADER
+from deployments.request_fields import request_id as checked_id
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
@@ -52,7 +53,11 @@ from turnout.message_size import check_answer_bytes
 
 RETRY_AFTER_S = 1.0
 # What a page of another origin may send, and read: no cookies, which nothing here looks at.
-CORS: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["Retry-After"]}
+CORS: dict[str, Any] = {
+    "allow_methods": ["*"],
+    "allow_headers": ["*"],
+    "expose_headers": ["Retry-After", "X-Request-Id"],
+}
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
@@ -116,11 +121,11 @@ def build_http(service: GenerationService) -> FastAPI:
 
     @app.post("/v1/completions")
     async def complete(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, ChoicesSurface(completion_job, CompletionFormat()))
+        return await _respond(service, request, caller, ChoicesSurface(service, completion_job, CompletionFormat()))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, ChoicesSurface(chat_job, ChatFormat()))
+        return await _respond(service, request, caller, ChoicesSurface(service, chat_job, ChatFormat()))
 
     @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
@@ -184,12 +189,17 @@ def finite(value: Any) -> Any:
 
 
 async def _respond(service: GenerationService, request: Request, caller: Caller, surface: Surface) -> Response:
-    call_id = request.state.call_id = surface.prefix + uuid4().hex
+    # Behind Serve's proxy there always is one, the caller's or the proxy's, and the proxy returns it.
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    call_id = request.state.call_id = surface.prefix + checked_id(given, REQUEST_ID_HEADER)
     await service.precheck(caller)
     with service.admission.reading(caller):
         data = await request.app.state.bodies.read(request, caller.tenant)
     with guarded(call_id):
-        job = (await surface.job(data, caller)).named(call_id).traced(request.headers.get("traceparent", ""))
+        job = (await surface.job(data, caller)).traced(request.headers.get("traceparent", ""))
+        if job.request_id:
+            call_id = request.state.call_id = surface.prefix + job.request_id
+        job = job.named(call_id)
         job = replace(job, calls=tuple(map(caller.attributed, job.calls)))
         model = service.model_name(job.calls[0].model, caller.limits)
         request.state.counted = True  # what is refused from now on, the service counts
@@ -215,12 +225,14 @@ class ChoicesSurface:
     """/v1/completions and /v1/chat/completions: answers are choices.
 
     Args:
+        service: reads prompts that the answer is to tell of.
         translate: a body's fields -> what it asks for.
         form: of the endpoint's choices.
     """
 
-    def __init__(self, translate: Callable[[dict[str, Any]], Job], form: Format) -> None:
+    def __init__(self, service: GenerationService, translate: Callable[[dict[str, Any]], Job], form: Format) -> None:
         self.prefix = form.prefix
+        self._service = service
         self._translate = translate
         self._form = form
 
@@ -230,22 +242,22 @@ class ChoicesSurface:
 
     async def whole(self, head: Head, job: Job, chunks: Sequence[Chunk], usage: Usage) -> Mapping[str, Any]:
         """See `Surface`."""
-        form, logprobs = format_of(self._form, job.calls[0]), _wants_logprobs(job)
-        choices = [form.choice(chunk, logprobs) for chunk in chunks]
-        return {**_common(head), "object": form.whole, "choices": choices, "usage": usage_object(usage)}
+        prompts = await read_prompts(self._service, job)
+        return whole_answer(_common(head), self._form, job, prompts, chunks, usage)
 
     async def events(
         self, head: Head, job: Job, first: Batch, batches: AsyncGenerator[Batch, None]
     ) -> AsyncGenerator[str, None]:
         """See `Surface`."""
-        form = format_of(self._form, job.calls[0])
-        common = {**_common(head), "object": form.part}
+        common = {**_common(head), "object": self._form.part}
         try:
             with guarded(head.id):
-                for event in _render(first, form, job, common):
+                prompts = await read_prompts(self._service, job)
+                form, counted = ExtendedFormat(self._form, job, prompts), CountedParts(job, prompts)
+                for event in _render(first, form, job, common, counted):
                     yield event
                 async for batch in batches:
-                    for event in _render(batch, form, job, common):
+                    for event in _render(batch, form, job, common, counted):
                         yield event
         except TurnoutError as error:
             yield _event(error_body(respell(error, job.spelling)))
@@ -257,18 +269,14 @@ def _common(head: Head) -> dict[str, Any]:
     return {"id": head.id, "created": head.created, "model": head.model, "system_fingerprint": fingerprint()}
 
 
-def _wants_logprobs(job: Job) -> bool:
-    return job.calls[0].sampling.logprobs is not None
-
-
-def _render(batch: Batch, form: Format, job: Job, common: Mapping[str, Any]) -> list[str]:
+def _render(batch: Batch, form: Format, job: Job, common: Mapping[str, Any], counted: CountedParts) -> list[str]:
     events = []
-    usage = {"usage": None} if job.include_usage else {}
+    logprobs = job.calls[0].sampling.logprobs is not None
     for each in batch:
         if isinstance(each, Chunk):
-            part = form.delta(each, _wants_logprobs(job))
-            events.append(_event({**common, "choices": [part], **usage}))
-        elif isinstance(each, Usage) and usage:
+            part = form.delta(each, logprobs)
+            events.append(_event({**common, "choices": [part], **counted.of(each)}))
+        elif isinstance(each, Usage) and job.include_usage:
             events.append(_event({**common, "choices": [], "usage": usage_object(each)}))
     return events
 

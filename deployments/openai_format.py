@@ -214,7 +214,7 @@ class ChatFormat:
         """Write a finished choice."""
         return {
             "index": chunk.index,
-            "message": {"role": "assistant", "content": chunk.text},
+            "message": {"role": "assistant", "content": chunk.text, "refusal": None, "annotations": []},
             "logprobs": _chat_logprobs(chunk) if logprobs else None,
             "finish_reason": cast("FinishReason", chunk.finish_reason),
         }

@@ -12,9 +12,11 @@ from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.types import SamplingParams
 
+REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SESSION_LENGTH = 256
 MAX_SALT_LENGTH = 256
+MAX_PROMPTS = 128
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -43,8 +45,12 @@ def parse_sampling(values: Mapping[str, Any], prefix: str = "") -> SamplingParam
     return validated(SamplingParams, values, prefix)
 
 
-def request_id(given: str = "") -> str:
+def request_id(given: str = "", field: str = "request_id") -> str:
     """Return the caller's id if it is usable in a log line, or a new one if it is empty.
+
+    Args:
+        given: in the request.
+        field: where.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT.
@@ -52,7 +58,7 @@ def request_id(given: str = "") -> str:
     if not given:
         return uuid4().hex
     if len(given) > MAX_REQUEST_ID_LENGTH or not given.isascii() or not given.isprintable():
-        raise invalid("request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+        raise invalid(field, f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
     return given
 
 
@@ -87,3 +93,36 @@ def session_name(given: str) -> str:
     if len(given) > MAX_SESSION_LENGTH:
         raise invalid("session", f"must be at most {MAX_SESSION_LENGTH} characters")
     return given
+
+
+def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """A string, a list of strings, token ids, or a list of token ids.
+
+    Raises:
+        TurnoutError: anything else, an empty list, or too many prompts.
+    """
+    if value is None:
+        raise invalid("prompt", "is needed")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise invalid("prompt", "must be a string, a list of strings, token ids or a list of token ids")
+    if not value:
+        raise invalid("prompt", "must not be empty")
+    if all(_is_id(item) for item in value):
+        return [tuple(value)]
+    if len(value) > MAX_PROMPTS:
+        raise invalid("prompt", f"at most {MAX_PROMPTS} prompts in one request (got {len(value)})")
+    return [_one_prompt(item, place) for place, item in enumerate(value)]
+
+
+def _one_prompt(item: Any, place: int) -> str | tuple[int, ...]:
+    if isinstance(item, str) and item:
+        return item
+    if isinstance(item, list) and item and all(_is_id(token) for token in item):
+        return tuple(item)
+    raise invalid(f"prompt.{place}", "must be a string or a list of token ids, and not empty")
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)

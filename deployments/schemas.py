@@ -10,25 +10,27 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 
+from deployments.extra_fields import NO_EXTRAS, UNSUPPORTED, ExtraFields, Extras, refuse_unsupported
 from deployments.faults import respell
-from deployments.request_fields import ROLES, BodyPart, parse_sampling, request_id, session_name
+from deployments.request_fields import ROLES, BodyPart, parse_prompts, parse_sampling, request_id, session_name
 from deployments.response_format import ResponseFormat, structure_of
 from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
-from turnout.registry import explain
+from turnout.registry import explain, validated
+from turnout.structure import Structure
 from turnout.tools import ToolCall
 from turnout.types import RouteLimits, SamplingParams
 
 # OpenAI clients send these; they change nothing here.
 IGNORED_FIELDS = frozenset(
-    {"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
-    | {"service_tier", "store", "user"}
+    {"metadata", "moderation", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention"}
+    | {"safety_identifier", "service_tier", "spaces_between_special_tokens", "store", "user", "verbosity"}
+    | {"guided_decoding_backend", "web_search_options"}
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
 SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids"}
-MAX_PROMPTS = 128
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way to write one
 B = TypeVar("B", bound="CommonBody")
 
@@ -37,7 +39,7 @@ class StreamOptions(BodyPart):
     """What a stream carries beyond text."""
 
     include_usage: bool = False
-    continuous_usage_stats: Annotated[bool, Field(description="accepted and ignored: usage comes at the end")] = False
+    continuous_usage_stats: Annotated[bool, Field(description="with include_usage: counts in every part")] = False
     include_obfuscation: Annotated[bool, Field(description="accepted and ignored")] = False
 
 
@@ -60,7 +62,7 @@ class Decoding(BodyPart):
     ] = None
 
 
-class CommonBody(BodyPart):
+class CommonBody(ExtraFields):
     """Fields of both endpoints; sampling parameters are validated apart."""
 
     model: str = ""
@@ -151,6 +153,8 @@ class Job:
     """What a body asks for: one call per prompt, answered together.
 
     Attributes:
+        request_id: the caller's, in the body; "" without.
+        extras: what answers hold besides.
         writes: whether anything is to be written; else the prompts are echoed alone, scored where log-probabilities
             are asked for.
     """
@@ -161,6 +165,8 @@ class Job:
     echo: bool
     spelling: Mapping[str, str]
     writes: bool = True
+    request_id: str = ""
+    extras: Extras = NO_EXTRAS
 
     def named(self, call_id: str) -> Job:
         """The same job under an id, which its answer and every log then have; several calls are numbered."""
@@ -236,7 +242,7 @@ def chat_job(values: dict[str, Any]) -> Job:
     body = _validate(ChatBody, rest)
     if body.logprobs:
         sampling_values["logprobs"] = body.top_logprobs or 0
-    elif body.top_logprobs is not None:
+    elif body.top_logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
     try:
         sampling = parse_sampling(sampling_values)
@@ -247,7 +253,7 @@ def chat_job(values: dict[str, Any]) -> Job:
     messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
     tools, called = offered(body.tools, body.tool_choice)
     if called is not None:
-        if structure_of(body.response_format, body.decoding.structure)[0] is not None:
+        if structure_asked(body)[0] is not None:
             raise invalid("tools", "conflict with response_format and decoding.structure; give one of them")
         body = body.model_copy(update={"decoding": body.decoding.model_copy(update={"structure": called.short})})
     job = _job(body, sampling, [(None, messages)], names, echo=False)
@@ -257,50 +263,18 @@ def chat_job(values: dict[str, Any]) -> Job:
     return replace(job, calls=tuple(replace(call, tools=tools, template=template) for call in job.calls))
 
 
-def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """A string, a list of strings, token ids, or a list of token ids.
-
-    Raises:
-        TurnoutError: anything else, an empty list, or too many prompts.
-    """
-    if value is None:
-        raise invalid("prompt", "is needed")
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise invalid("prompt", "must be a string, a list of strings, token ids or a list of token ids")
-    if not value:
-        raise invalid("prompt", "must not be empty")
-    if all(_is_id(item) for item in value):
-        return [tuple(value)]
-    if len(value) > MAX_PROMPTS:
-        raise invalid("prompt", f"at most {MAX_PROMPTS} prompts in one request (got {len(value)})")
-    return [_one_prompt(item, place) for place, item in enumerate(value)]
-
-
-def _one_prompt(item: Any, place: int) -> str | tuple[int, ...]:
-    if isinstance(item, str) and item:
-        return item
-    if isinstance(item, list) and item and all(_is_id(token) for token in item):
-        return tuple(item)
-    raise invalid(f"prompt.{place}", "must be a string or a list of token ids, and not empty")
-
-
-def _is_id(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
 def _split(
     values: dict[str, Any], body: type[CommonBody], sampling_fields: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     known = sampling_fields | set(body.model_fields)
-    for name in values:
-        if name not in known:
+    for name, value in values.items():
+        refuse_unsupported(name, value)
+        if name not in known and name not in UNSUPPORTED:
             raise invalid(name[:100], f"unknown; allowed here: {', '.join(sorted(known))}")
     sampling = {name: value for name, value in values.items() if name in sampling_fields}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = (sampling["stop"],)
-    return sampling, {name: value for name, value in values.items() if name not in sampling}
+    return sampling, {name: value for name, value in values.items() if name in body.model_fields}
 
 
 def _validate(kind: type[B], values: dict[str, Any]) -> B:
@@ -359,6 +333,21 @@ def _text(content: str | list[dict[str, Any]], field: str, role: str) -> str:
     return "".join(texts)
 
 
+def structure_asked(body: CommonBody) -> tuple[Structure | None, str]:
+    """The structure a body asks for, by any name, and the field that does.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: see `structure_of`; or it is asked for by several names.
+    """
+    by_other_name = body.structure()
+    if by_other_name is None:
+        return structure_of(body.response_format, body.decoding.structure)
+    field, own = by_other_name
+    if body.decoding.structure is not None or (body.response_format and body.response_format.type != "text"):
+        raise invalid(field, "conflicts with response_format and decoding.structure; give one of them")
+    return validated(Structure, own, field), field
+
+
 def _job(
     body: CommonBody,
     sampling: SamplingParams,
@@ -371,7 +360,7 @@ def _job(
         session = session_name(body.decoding.session)
     except TurnoutError as error:
         raise respell(error, names) from None
-    structure, names["structure"] = structure_of(body.response_format, body.decoding.structure)
+    structure, names["structure"] = structure_asked(body)
     sampling = sampling.model_copy(update={"token_details": body.decoding.tokens, "structure": structure})
     calls = tuple(
         GenerateCall(
@@ -388,7 +377,14 @@ def _job(
             parse_special=body.decoding.parse_special,
             limits=body.decoding.limits,
             cache=cache_class(body.cache),
+            rank=body.priority,
+            cache_salt=body.cache_salt,
         )
         for prompt, messages in inputs
     )
-    return Job(calls, body.stream, body.stream_options.include_usage, echo, names)
+    options = body.stream_options
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "is not available in a stream")
+    extras = body.extras(body.stream and options.include_usage and options.continuous_usage_stats)
+    named = request_id(body.request_id) if body.request_id else ""
+    return Job(calls, body.stream, options.include_usage, echo, names, request_id=named, extras=extras)

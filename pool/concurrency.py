@@ -15,9 +15,10 @@ class ConcurrencyLimiter:
     """Hands out a pool's places fairly between tenants.
 
     A place that becomes free goes to the tenant that holds fewest, then to the one served least recently; within a
-    tenant, the lowest rank first, and of these, first come, first served. A tenant with less than its equal share of the places need not wait for others
-    to finish: it gets one at once, so that all places taken by one tenant are no wall for the next. Calls can exceed
-    the limit in this way up to twofold; as others finish, their places are not given out again.
+    tenant, the lowest rank first, and of these, first come, first served. A tenant with less than its equal share of
+    the places need not wait for others to finish: it gets one at once, so that all places taken by one tenant are no
+    wall for the next. Calls can exceed the limit in this way up to twofold; as others finish, their places are not
+    given out again.
 
     Args:
         name: the pool's, for messages.

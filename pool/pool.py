@@ -392,4 +392,4 @@ def _scored(
     ]
     if tokens and (rest := text.flush()):
         tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
-    return ScoredTokens(tuple(tokens), score.greedy, len(prompt))
+    return ScoredTokens(tuple(tokens), score.greedy, len(prompt), score.ranks)

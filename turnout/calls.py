@@ -319,11 +319,15 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """One scored completion: tokens with `logprob` filled, in order; and how many its prompt has, inside the server."""
+    """One scored completion: tokens with `logprob` filled, in order.
+
+    Inside the server also how many tokens its prompt has, and the place of each token among all, from 1.
+    """
 
     tokens: tuple[TokenOut, ...]
     greedy: tuple[bool, ...]
     prompt_tokens: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from deployments.batches.local_backend import LocalBackend
 from deployments.batches.retry import retried
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
-from deployments.schemas import MAX_PROMPTS
+from deployments.request_fields import MAX_PROMPTS
 from deployments.service import GenerationService
 from deployments.telemetry.request_trace import UntracedRequests
 from turnout.calls import GenerateCall, Usage

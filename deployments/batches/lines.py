@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments import fan_out as answering
+from deployments.answer_extras import read_prompts, whole_answer
 from deployments.build_info import fingerprint
 from deployments.faults import guarded, respell
 from deployments.openai_format import (
@@ -18,9 +19,7 @@ from deployments.openai_format import (
     CompletionFormat,
     Format,
     error_body,
-    usage_object,
 )
-from deployments.response_format import format_of
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
 from turnout.calls import GenerateCall, Usage
@@ -166,21 +165,18 @@ async def answer_line(
         job = replace(job, calls=tuple(attributed(_seeded(call, seed)) for call in job.calls))
         asked = job.calls[0]
         model = service.model_name(asked.model, service.callers.limits(asked.tenant))
-        form = format_of(shape.form(), job.calls[0])
         try:
             chunks, usage = await answering.answer(service, job)
+            prompts = await read_prompts(service, job)
         except TurnoutError as error:
             raise respell(error, job.spelling) from None
-        logprobs = job.calls[0].sampling.logprobs is not None
-        body = {
+        common = {
             "id": request_id,
-            "object": form.whole,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint(),
-            "choices": [form.choice(chunk, logprobs) for chunk in chunks],
-            "usage": usage_object(usage),
         }
+        body = whole_answer(common, shape.form(), job, prompts, chunks, usage)
     return Result(line.number, True, _record(request_id, line.custom_id, 200, body), usage)
 
 

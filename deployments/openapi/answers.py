@@ -8,21 +8,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NotRequired, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from typing_extensions import TypedDict
 
 from deployments.batches.records import BatchFault, BatchRecord, FileRecord
 from deployments.console.reports import Report
+from deployments.openapi.extras import Answer as Answer
+from deployments.openapi.extras import ChoiceExtras, PromptExtras
 from turnout.access_config import TenantLimits
 from turnout.calls import DriftReading, MethodDescription, ModelDescription, PoolStats
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
-
-
-class Answer(TypedDict):
-    """A JSON object that has these members and no others."""
-
-
-Answer.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]  # not a member of the object
 
 
 def _of(name: str, source: type, leave: frozenset[str] = frozenset(), doc: str | None = None, **more: Any) -> Any:
@@ -168,7 +162,7 @@ class Logprobs(Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(ChoiceExtras, PromptExtras):
     """One answer."""
 
     index: int
@@ -231,10 +225,12 @@ class Message(Answer):
 
     role: Literal["assistant"]
     content: str | None
+    refusal: None
+    annotations: list[Any]
     tool_calls: NotRequired[list[ToolCallObject]]
 
 
-class ChatChoice(Answer):
+class ChatChoice(ChoiceExtras):
     """One answer."""
 
     index: int
@@ -244,7 +240,7 @@ class ChatChoice(Answer):
     turnout: NotRequired[ChoiceDetails]
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(PromptExtras):
     """The whole answer of /v1/chat/completions."""
 
     id: str
@@ -254,6 +250,7 @@ class ChatAnswer(Answer):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageObject
+    service_tier: Literal["default"]
 
 
 class TenantObject(Answer):

@@ -12,8 +12,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
+from deployments.extra_fields import UNSUPPORTED
 from deployments.openapi import answers, events
-from deployments.schemas import IGNORED_FIELDS, MAX_PROMPTS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
+from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
+from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
 from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
 from turnout.types import SamplingParams
 
@@ -89,6 +91,10 @@ def _endpoint_body(kind: type[CommonBody], needed: str, more: dict[str, Any], le
         fields = {**fields, "stop": stop, "logit_bias": bias}
         fields = {name: _nullable(schema) for name, schema in fields.items()}
         fields |= {name: {"description": "accepted and ignored"} for name in sorted(IGNORED_FIELDS)}
+        fields |= {
+            name: {"enum": [*known.neutral, None], "description": f"other values are refused: {known.why}"}
+            for name, known in sorted(UNSUPPORTED.items())
+        }
         fields[needed] = ({**own, **more})[needed]
         return _json({"type": "object", "properties": fields, "required": [needed], "additionalProperties": False})
 
@@ -119,6 +125,10 @@ AFTER = ("after", {"type": "string"})
 ORDER = ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"})
 ASKING = (
     (PRIORITY_HEADER, {"type": "string", "enum": list(PRIORITIES), "description": "absent: the tenant's"}),
+    (
+        REQUEST_ID_HEADER,
+        {"type": "string", "maxLength": MAX_REQUEST_ID_LENGTH, "description": "comes back, and is in logs"},
+    ),
     ("traceparent", {"type": "string", "description": "the caller's trace, by W3C Trace Context"}),
 )
 MOST_TOKENS = {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "another name of max_tokens"}

@@ -12,12 +12,13 @@ from deployments.openapi.answers import (
     ToolCallObject,
     UsageObject,
 )
+from deployments.openapi.extras import ChoiceExtras, PromptExtras, TokenCounts
 from turnout.types import FinishReason
 
 DONE = "[DONE]"
 
 
-class CompletionPart(Answer):
+class CompletionPart(ChoiceExtras, PromptExtras):
     """New output of one answer."""
 
     index: int
@@ -28,7 +29,10 @@ class CompletionPart(Answer):
 
 
 class CompletionChunk(Answer):
-    """Part of the answer of /v1/completions; the last one has `usage` where it was asked for, and no choices."""
+    """Part of the answer of /v1/completions; the last one has `usage` where it was asked for, and no choices.
+
+    With `continuous_usage_stats` all have it, those before the last one the counts so far.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -36,7 +40,7 @@ class CompletionChunk(Answer):
     model: str
     system_fingerprint: str
     choices: list[CompletionPart]
-    usage: NotRequired[UsageObject | None]
+    usage: NotRequired[UsageObject | TokenCounts | None]
 
 
 class ToolCallPart(ToolCallObject):
@@ -53,7 +57,7 @@ class MessagePart(Answer):
     tool_calls: NotRequired[list[ToolCallPart]]
 
 
-class ChatPart(Answer):
+class ChatPart(ChoiceExtras):
     """New output of one answer."""
 
     index: int
@@ -63,8 +67,11 @@ class ChatPart(Answer):
     turnout: NotRequired[ChoiceDetails]
 
 
-class ChatChunk(Answer):
-    """Part of the answer of /v1/chat/completions; the last one has `usage` where it was asked for, and no choices."""
+class ChatChunk(PromptExtras):
+    """Part of the answer of /v1/chat/completions; the last one has `usage` where it was asked for, and no choices.
+
+    With `continuous_usage_stats` all have it, those before the last one the counts so far.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -72,7 +79,7 @@ class ChatChunk(Answer):
     model: str
     system_fingerprint: str
     choices: list[ChatPart]
-    usage: NotRequired[UsageObject | None]
+    usage: NotRequired[UsageObject | TokenCounts | None]
 
 
 def event_schema(chunk: dict[str, Any], fault: dict[str, Any]) -> dict[str, Any]:

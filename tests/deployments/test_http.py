@@ -37,7 +37,9 @@ async def test_a_completion_has_openais_shape_and_turnouts_usage(http: httpx.Asy
     answer = (await http.post("/v1/completions", json=body)).json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
-    assert answer["choices"] == [{"index": 0, "text": "abcd", "logprobs": None, "finish_reason": "length"}]
+    assert answer["choices"] == [
+        {"index": 0, "text": "abcd", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 4, 9)
     assert usage["turnout"]["models"]["large"]["generated_tokens"] == 2
@@ -132,7 +134,7 @@ async def test_chat_answers_whole_and_streamed(http: httpx.AsyncClient) -> None:
     }
     answer = (await http.post("/v1/chat/completions", json=body)).json()
     choice = answer["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "ab"}
+    assert choice["message"] == {"role": "assistant", "content": "ab", "refusal": None, "annotations": []}
     assert [token["token"] for token in choice["logprobs"]["content"]] == ["a", "b"]
     assert choice["logprobs"]["content"][0]["top_logprobs"][1] == {"token": "b", "logprob": -1.5, "bytes": [98]}
     assert answer["usage"]["turnout"]["method"] == "plain"

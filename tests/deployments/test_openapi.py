@@ -80,6 +80,8 @@ ASKED = [
     ("post", "/v1/completions", {"prompt": "x", "temperature": 3}),
     ("post", "/v1/chat/completions", CHAT | {"decoding": {"tokens": True}}),
     ("post", "/v1/chat/completions", {"messages": []}),
+    ("post", "/v1/completions", {"prompt": ["xyz", "x"], "prompt_logprobs": 2, "return_token_ids": True}),
+    ("post", "/v1/chat/completions", CHAT | {"prompt_logprobs": 2, "return_token_ids": True}),
 ]
 
 
@@ -116,7 +118,7 @@ async def test_headers_that_requests_may_have_stand_in_the_document(http: httpx.
     for path in ("/v1/completions", "/v1/chat/completions"):
         parameters = told["paths"][path]["post"]["parameters"]
         schemas = {each["name"]: each["schema"] for each in parameters if each["in"] == "header"}
-        assert set(schemas) == {"x-turnout-priority", "traceparent"}
+        assert set(schemas) == {"x-turnout-priority", "x-request-id", "traceparent"}
         for priority in (*schemas["x-turnout-priority"]["enum"], "unknown"):
             body = {"max_tokens": 1, **({"messages": CHAT["messages"]} if "chat" in path else {"prompt": "x"})}
             answer = await http.post(path, json=body, headers={"x-turnout-priority": priority})
@@ -130,6 +132,8 @@ STREAMS = {
     "completions": ("completions", {"prompt": "x"}, True),
     "completions, usage": ("completions", {"prompt": "x", **COUNTED}, True),
     "completions, everything": ("completions", {"prompt": ["x", "yz"], "n": 2, **SCORED, **COUNTED}, True),
+    "completions, ids": ("completions", {"prompt": ["x", "yz"], "return_token_ids": True, **COUNTED}, True),
+    "chat, ids": ("chat/completions", {**CHAT, "return_token_ids": True, **COUNTED}, True),
     "completions, no alternatives": ("completions", {"prompt": "x", "logprobs": 0, "echo": True}, True),
     "completions, a fault": ("completions", {"prompt": "crash", "max_tokens": 9, **COUNTED}, False),
     "chat": ("chat/completions", {"messages": CHAT["messages"]}, True),
@@ -175,7 +179,7 @@ async def test_events_fit_the_document(http: httpx.AsyncClient, name: str) -> No
     assert ["error" in each for each in map(json.loads, data[:-1])] == [False] * (len(data) - 1)
     assert ends_well or set(json.loads(data[-1])) == {"error"}
     assert ("tool_calls" in answer.text) == (name == "chat, a tool")
-    assert ('"total_tokens"' in answer.text) == (ends_well and "stream_options" in body)
+    assert ('"prompt_tokens_details"' in answer.text) == (ends_well and "stream_options" in body)
 
 
 async def test_an_event_that_the_document_does_not_know_would_be_found(http: httpx.AsyncClient) -> None:

@@ -82,7 +82,7 @@ def test_bytes_of_tokens_that_are_parts_of_characters(tmp_path: Path) -> None:
 
 async def test_nobody_else_sees_them(http: httpx.AsyncClient) -> None:
     choice = (await http.post("/v1/completions", json=body(decoding={}))).json()["choices"][0]
-    assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+    assert set(choice) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
     refused = await http.post("/v1/completions", json=body(token_details=True))
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "token_details"

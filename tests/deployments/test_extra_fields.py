@@ -1,0 +1,211 @@
+"""Fields of vLLM's and SGLang's bodies: taken, ignored, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.extra_fields import UNSUPPORTED
+from deployments.http import build_http
+from deployments.schemas import IGNORED_FIELDS, ChatBody, CompletionBody, chat_job, completion_job
+from tests.deployments.in_process import make_service
+from turnout.errors import TurnoutError
+from turnout.structure import Structure
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+TEXT: dict[str, Any] = {"prompt": "xyz", "max_tokens": 3}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+COUNTED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_http(make_service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def events(http: httpx.AsyncClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    lines = (await http.post(path, json={**body, "stream": True})).text.split("\n\n")[:-1]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+async def test_what_is_not_supported_is_refused_by_name(http: httpx.AsyncClient, path: str) -> None:
+    body = CHAT if path == CHATS else TEXT
+    for name, known in UNSUPPORTED.items():
+        refused = await http.post(path, json={**body, name: {"x": 1}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert refused.json()["error"]["message"].startswith(f"{name}: is not supported: {known.why}")
+    allowed = {name: known.neutral[0] for name, known in UNSUPPORTED.items() if known.neutral}
+    for more in (allowed, dict.fromkeys(UNSUPPORTED)):
+        assert (await http.post(path, json={**body, **more})).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+async def test_what_asks_for_nothing_is_ignored(http: httpx.AsyncClient, path: str) -> None:
+    body = CHAT if path == CHATS else TEXT
+    plain = (await http.post(path, json=body)).json()["choices"]
+    everything = {name: {"x": ["y"]} for name in sorted(IGNORED_FIELDS)}
+    assert (await http.post(path, json={**body, **everything})).json()["choices"] == plain
+
+
+def test_no_field_is_in_two_classes() -> None:
+    for body in (ChatBody, CompletionBody):
+        assert not set(body.model_fields) & (IGNORED_FIELDS | set(UNSUPPORTED))
+    assert not IGNORED_FIELDS & set(UNSUPPORTED)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+STRUCTURES = [
+    ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+    ({"structured_outputs": {"regex": "[0-9]+"}}, {"regex": "[0-9]+"}),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
+    ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+    ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": SCHEMA}),
+    ({"guided_regex": "[a-z]"}, {"regex": "[a-z]"}),
+    ({"guided_choice": ["a"]}, {"choice": ["a"]}),
+    ({"guided_grammar": 'start: "a" | "b"'}, {"grammar": 'start: "a" | "b"'}),
+    ({"regex": "[a-z]"}, {"regex": "[a-z]"}),
+    ({"json_schema": json.dumps(SCHEMA), "response_format": {"type": "text"}}, {"json_schema": SCHEMA}),
+]
+
+
+@pytest.mark.parametrize(("asked", "means"), STRUCTURES, ids=lambda each: next(iter(each)))
+def test_structures_by_other_names(asked: dict[str, Any], means: dict[str, Any]) -> None:
+    for job in (chat_job({**CHAT, **asked}), completion_job({**TEXT, **asked})):
+        found = job.calls[0].sampling.structure
+        assert found is not None
+        wanted = Structure.model_validate(means)
+        assert found.kind == wanted.kind
+        assert found.short == wanted.short
+
+
+def test_a_grammar_of_llama_cpp_is_taken() -> None:
+    from tests.constrained import CHARS, char_compiler
+
+    job = completion_job({**TEXT, "ebnf": 'root ::= "a" word\nword ::= [b-c]+ "d"\n'})
+    structure = job.calls[0].sampling.structure
+    assert structure is not None
+    constraint = char_compiler().compile(structure)
+
+    def fits(text: str) -> bool:
+        return constraint.clone().accepts([CHARS.index(char) + 2 for char in text])
+
+    assert [fits(text) for text in ("abd", "accbd", "ad", "abde")] == [True, True, False, False]
+
+
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "a", "regex": "a"}, "regex"),
+    ({"guided_regex": "a", "decoding": {"structure": {"regex": "a"}}}, "guided_regex"),
+    ({"ebnf": "root ::= (", "response_format": {"type": "json_object"}}, "ebnf"),
+    ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ({"priority": 2**63}, "priority"),
+    ({"request_id": "x" * 129}, "request_id"),
+    ({"request_id": "a\nb"}, "request_id"),
+    ({"min_tokens": 4}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words.0"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"bad_word_ids": [[1]]}, "bad_word_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str) -> None:
+    body = CHAT if path == CHATS else TEXT
+    for asked, field in NONSENSE:
+        answer = await http.post(path, json={**body, **asked})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith(field)
+
+
+async def test_tools_and_a_structure_by_another_name_conflict() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with pytest.raises(TurnoutError, match="tools: conflict"):
+        chat_job({**CHAT, "tools": [tool], "tool_choice": "required", "guided_regex": "a"})
+
+
+async def test_prompt_logprobs_and_token_ids(http: httpx.AsyncClient) -> None:
+    asked = {"prompt_logprobs": 1, "return_token_ids": True, "n": 2}
+    text = (await http.post(COMPLETIONS, json={**TEXT, **asked, "prompt": ["xyz", "x"]})).json()
+    told = [choice["prompt_logprobs"] for choice in text["choices"]]
+    assert (
+        told[0]
+        == told[1]
+        == [None] + [{str(ord(char)): {"logprob": -0.5, "rank": None, "decoded_token": char}} for char in "yz"]
+    )
+    assert told[2] == told[3] == [None]
+    assert [choice["prompt_token_ids"] for choice in text["choices"]] == [[120, 121, 122]] * 2 + [[120]] * 2
+    assert [choice["token_ids"] for choice in text["choices"]] == [list(b"abc")] * 4
+    chat = (await http.post(CHATS, json={**CHAT, **asked})).json()
+    assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
+    assert [choice["token_ids"] for choice in chat["choices"]] == [list(b"abc")] * 2
+    assert {choice["stop_reason"] for choice in chat["choices"]} == {None}
+
+
+async def test_token_ids_of_a_stream(http: httpx.AsyncClient) -> None:
+    for path, body in ((COMPLETIONS, TEXT), (CHATS, CHAT)):
+        whole = (await http.post(path, json={**body, "return_token_ids": True})).json()
+        parts = await events(http, path, **body, return_token_ids=True)
+        holders = parts if path == CHATS else [part["choices"][0] for part in parts]
+        wanted = whole if path == CHATS else whole["choices"][0]
+        assert [each.get("prompt_token_ids") for each in holders] == [wanted["prompt_token_ids"]] + [None] * (
+            len(parts) - 1
+        )
+        assert [token for part in parts for token in part["choices"][0]["token_ids"]] == list(b"abc")
+        assert ["stop_reason" in part["choices"][0] for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+async def test_tokens_by_id_in_logprobs(http: httpx.AsyncClient) -> None:
+    asked: dict[str, Any] = {"return_tokens_as_token_ids": True}
+    text = (await http.post(COMPLETIONS, json={**TEXT, **asked, "logprobs": 1, "echo": True})).json()
+    logprobs = text["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{byte}" for byte in b"xyzabc"]
+    assert logprobs["top_logprobs"][3] == {"token_id:97": -0.5}
+    chat = (await http.post(CHATS, json={**CHAT, **asked, "logprobs": True, "top_logprobs": 1})).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == [f"token_id:{byte}" for byte in b"abc"]
+    assert [each["bytes"] for each in content] == [[byte] for byte in b"abc"]
+    assert [each["top_logprobs"][0]["token"] for each in content] == [f"token_id:{byte}" for byte in b"abc"]
+
+
+async def test_counts_in_every_part_of_a_stream(http: httpx.AsyncClient) -> None:
+    for path, body in ((COMPLETIONS, {**TEXT, "prompt": ["xyz", "x"], "n": 2}), (CHATS, {**CHAT, "n": 2})):
+        *parts, last = await events(http, path, **body, **COUNTED)
+        assert {part["usage"]["prompt_tokens"] for part in parts} == {last["usage"]["prompt_tokens"]}
+        written = [part["usage"]["completion_tokens"] for part in parts]
+        assert written == sorted(written)
+        assert (written[0] > 0, written[-1]) == (True, last["usage"]["completion_tokens"])
+        assert all(set(part["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens"} for part in parts)
+        asked = {**body, **COUNTED, "stream_options": {"continuous_usage_stats": True}}
+        assert all("usage" not in part for part in await events(http, path, **asked))
+
+
+@pytest.mark.parametrize(("header", "own", "name"), [("abc", None, "abc"), ("abc", "mine", "mine"), (None, "m", "m")])
+async def test_the_callers_id_is_the_answers(
+    http: httpx.AsyncClient, header: str | None, own: str | None, name: str
+) -> None:
+    headers = {} if header is None else {"X-Request-Id": header}
+    answer = await http.post(CHATS, json={**CHAT, "request_id": own}, headers=headers)
+    assert answer.json()["id"] == f"chatcmpl-{name}"
+
+
+async def test_an_id_that_is_no_good_in_a_log_is_refused(http: httpx.AsyncClient) -> None:
+    answer = await http.post(CHATS, json=CHAT, headers={"X-Request-Id": "x" * 129})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+
+
+async def test_priority_and_salt_go_with_the_call() -> None:
+    for job in (chat_job({**CHAT, "priority": -3, "cache_salt": "s"}), completion_job({**TEXT, "priority": 0})):
+        call = job.calls[0]
+        assert (call.rank, call.cache_salt) in ((-3, "s"), (0, ""))
