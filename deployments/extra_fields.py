@@ -112,7 +112,9 @@ class ExtraFields(BodyPart):
         str,
         Field(max_length=MAX_SALT_LENGTH, description="prefix caches are shared only with requests of the same salt"),
     ] = ""
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Field(description="the same as decoding.structure; one of its members")
+    ] = None
     guided_json: Annotated[dict[str, Any] | bool | str | None, Field(description=Same.format("json_schema"))] = None
     guided_regex: Annotated[str | None, Field(description=Same.format("regex"))] = None
     guided_choice: Annotated[list[str] | None, Field(description=Same.format("choice"))] = None

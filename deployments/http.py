@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+import turnout
 from deployments import fan_out as answering
 from deployments import tokens_http
 from deployments.access import http as access
@@ -39,7 +40,7 @@ from deployments.openai_format import (
     model_object,
     usage_object,
 )
-from deployments.openapi import answers
+from deployments.openapi import answers, extras
 from deployments.openapi import document as openapi
 from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
@@ -136,6 +137,16 @@ def build_http(service: GenerationService) -> FastAPI:
             body["store"] = health.store
         return JSONResponse(body, 503 if health.status == "unavailable" else 200)
 
+    @app.get("/ping")
+    @app.post("/ping")
+    async def ping() -> Response:
+        return Response(status_code=503 if await service.health() == "unavailable" else 200)
+
+    @app.get("/version")
+    async def version() -> Response:
+        told: extras.Version = {"version": turnout.__version__}
+        return JSONResponse(told)
+
     _add_inside(app, service)
     return app
 
@@ -152,6 +163,12 @@ def _add_inside(app: FastAPI, service: GenerationService) -> None:
     @app.get("/status")
     async def status() -> Response:
         return JSONResponse(await _status(service))
+
+    @app.get("/load")
+    async def load() -> Response:
+        found = [each for each in (await service.stats()).values() if not isinstance(each, TurnoutError)]
+        told: extras.Load = {"server_load": sum(each.requests + each.batch_requests for pool in found for each in pool)}
+        return JSONResponse(told)
 
     @app.get("/v1/status")  # the console asks here: the edge lets it through
     async def status_for_operators(_: OperatorOf) -> Response:

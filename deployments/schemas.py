@@ -68,9 +68,11 @@ class CommonBody(ExtraFields):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    decoding: Decoding = Decoding()
-    deadline_s: Annotated[float | None, Field(json_schema_extra={"exclusiveMinimum": 0})] = None
-    cache: Annotated[str, Field(json_schema_extra={"enum": ["", *CACHE_CLASSES]})] = ""
+    decoding: Annotated[Decoding, Field(description="how to decode: method, params, session, limits, ...")] = Decoding()
+    deadline_s: Annotated[
+        float | None, Field(description="seconds it may take", json_schema_extra={"exclusiveMinimum": 0})
+    ] = None
+    cache: Annotated[str, Field(description="exact or lossy KV", json_schema_extra={"enum": ["", *CACHE_CLASSES]})] = ""
     response_format: ResponseFormat | None = None
 
 

@@ -7,6 +7,7 @@ papers, and what a row says beyond the names of methods and parts, are in docs/p
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from collections import defaultdict
@@ -14,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cli.parts import fits
+from deployments.extra_fields import UNSUPPORTED
+from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CompletionBody
 from scripts.docs_catalogue import cell
 from turnout.config import POLICIES_PACKAGE
 from turnout.registry import METHODS_PACKAGE, all_methods, load, names, slots
+from turnout.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = ROOT / "docs" / "papers.csv"
@@ -41,9 +45,11 @@ def table(source: str) -> Iterator[str]:
     """Lines of one table.
 
     Args:
-        source: a package of methods or parts, or `papers`.
+        source: a package of methods or parts, `papers`, or `fields.taken`, `fields.ignored`, `fields.refused`.
     """
-    if source == "papers":
+    if source.startswith("fields."):
+        yield from _fields(source.removeprefix("fields."))
+    elif source == "papers":
         yield "| number | paper | methods and parts |\n| --- | --- | --- |\n"
         yield from _papers()
     elif source == METHODS_PACKAGE:
@@ -56,6 +62,27 @@ def table(source: str) -> Iterator[str]:
         for part in (load(source, name, "part").PART for name in names(source)):
             summary = (sys.modules[part.__module__].__doc__ or "").strip().split("\n")[0].rstrip(".")
             yield f"| `{part.name}` | {cell(summary)} | {fits(part)} | {_numbers(part.papers)} |\n"
+
+
+def _fields(kind: str) -> Iterator[str]:
+    """Rows of the fields of request bodies: those taken, ignored or refused."""
+    if kind == "ignored":
+        yield ", ".join(f"`{name}`" for name in sorted(IGNORED_FIELDS)) + "\n"
+    elif kind == "refused":
+        yield "| field | accepted | instead |\n| --- | --- | --- |\n"
+        for name, known in sorted(UNSUPPORTED.items()):
+            neutral = ", ".join(f"`{json.dumps(value)}`" for value in known.neutral)
+            yield f"| `{name}` | {neutral} | {cell(known.why)} |\n"
+    else:
+        yield "| field | chat | completions | what it is |\n| --- | --- | --- | --- |\n"
+        bodies = [(ChatBody, SAMPLING_FIELDS - {"logprobs"}), (CompletionBody, SAMPLING_FIELDS)]
+        by_body = [{**{name: SamplingParams.model_fields[name] for name in names}, **body.model_fields}
+                   for body, names in bodies]  # fmt: skip
+        by_body[0]["max_completion_tokens"] = by_body[0]["max_tokens"]
+        for name in sorted({*by_body[0], *by_body[1]}):
+            here = ["yes" if name in fields else "" for fields in by_body]
+            [info, *_] = [fields[name] for fields in by_body if name in fields]
+            yield f"| `{name}` | {here[0]} | {here[1]} | {cell(info.description or 'as in the API of OpenAI')} |\n"
 
 
 def _numbers(papers: tuple[int, ...]) -> str:

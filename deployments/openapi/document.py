@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
 from deployments.extra_fields import UNSUPPORTED
-from deployments.openapi import answers, events
+from deployments.openapi import answers, events, extras
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
 from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
@@ -149,6 +149,10 @@ ALL = (
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),
     Operation("get", "/health", "The same, where other servers have it.", answers.Health, ALWAYS, also=("503",)),
+    Operation("get", "/ping", "The same without a body.", "text/plain", ALWAYS, also=("503",)),
+    Operation("post", "/ping", "The same.", "text/plain", ALWAYS, also=("503",)),
+    Operation("get", "/version", "The version of Turnout.", extras.Version, ALWAYS),
+    Operation("get", "/load", "Requests in progress.", extras.Load, ALWAYS),
     Operation("get", "/status", "What the replicas of each pool hold right now.", answers.StatusAnswer, ALWAYS),
     Operation("get", "/v1/status", "The same, for operators.", answers.StatusAnswer),
     Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain", ALWAYS),

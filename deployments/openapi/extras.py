@@ -43,3 +43,15 @@ class TokenCounts(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Version(Answer):
+    """The version of Turnout."""
+
+    version: str
+
+
+class Load(Answer):
+    """Requests in progress or waiting, of all pools."""
+
+    server_load: int

@@ -25,6 +25,7 @@ from tests.clients.cases import (
     tokenizer,
     usage,
 )
+from tests.clients.field_cases import FIELDS
 
 Others = dict[str, Result]
 SEEDED: dict[str, Any] = {"temperature": 1, "seed": 7, "n": 3}
@@ -385,4 +386,4 @@ GIVING_UP = [
     completion("a whole answer given up", timed_out, **SLOW | {"prompt": NO_ANSWER}, then="give up"),
 ]  # fmt: skip
 
-CASES = [*MODELS, *COMPLETIONS, *CHAT, *REFUSALS, *GIVING_UP]
+CASES = [*MODELS, *COMPLETIONS, *CHAT, *FIELDS, *REFUSALS, *GIVING_UP]

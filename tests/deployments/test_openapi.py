@@ -74,6 +74,8 @@ ASKED = [
     ("get", "/v1/tenants", {}),
     ("get", "/healthz", {}),
     ("get", "/health", {}),
+    ("get", "/version", {}),
+    ("get", "/load", {}),
     ("get", "/status", {}),
     ("get", "/v1/status", {}),
     ("post", "/v1/completions", {"prompt": "x", "n": 2, "logprobs": 1, "echo": True, "decoding": {"tokens": True}}),

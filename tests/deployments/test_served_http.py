@@ -93,3 +93,14 @@ def test_a_full_pool_is_429_with_retry_after(http: httpx.Client, server: Running
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert_freed(server, "narrow")
+
+
+def test_the_callers_request_id_comes_back_and_names_the_answer(http: httpx.Client) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 2}
+    for more in ({}, {"stream": True}, {"temperature": -1}):
+        answer = http.post("/v1/completions", json={**body, **more}, headers={"X-Request-Id": "mine-1"})
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert ('"id":"cmpl-mine-1"' in answer.text.replace(" ", "")) == (answer.status_code == 200)
+    own = http.post("/v1/completions", json=body)
+    assert own.json()["id"] == f"cmpl-{own.headers['x-request-id']}"
+    assert http.get("/version", headers={"X-Request-Id": "v"}).headers["x-request-id"] == "v"

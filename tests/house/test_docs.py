@@ -43,7 +43,8 @@ def test_the_tables_of_methods_parts_and_papers_are_what_the_code_says(page: Pat
 
 def test_every_slot_and_every_paper_has_its_table() -> None:
     tables = re.findall(r"<!-- table: ([\w.]+) -->", "".join(map(read, write_tables.pages())))
-    assert sorted(tables) == sorted(["papers", METHODS_PACKAGE, *(f"decoding.{slot}" for slot in slots())])
+    fields = [f"fields.{kind}" for kind in ("taken", "ignored", "refused")]
+    assert sorted(tables) == sorted([*fields, "papers", METHODS_PACKAGE, *(f"decoding.{slot}" for slot in slots())])
     rows = re.findall(r"^\| #(\d+) \|", read(ROOT / "docs" / "papers.md"), re.MULTILINE)
     assert len(rows) >= 50
     assert [*map(int, rows)] == sorted(map(int, rows))
