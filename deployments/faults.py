@@ -29,14 +29,21 @@ def guarded(request_id: str) -> Iterator[None]:
 
 
 def respell(error: TurnoutError, spelling: Mapping[str, str]) -> TurnoutError:
-    """Rename the field at fault by the longest matching dotted prefix in `spelling`."""
+    """Rename the field at fault, see `spelled`."""
     if error.field is None:
         return error
-    for ours in sorted(spelling, key=len, reverse=True):
-        if error.field == ours or error.field.startswith(f"{ours}."):
-            field = spelling[ours] + error.field.removeprefix(ours)
-            message = error.message
-            if message.startswith(error.field):
-                message = field + message.removeprefix(error.field)
-            return TurnoutError(error.code, message, field, error.retry_after_s)
-    return error
+    field, message = spelled(error.field, spelling), error.message
+    if field == error.field:
+        return error
+    if message.startswith(error.field):
+        message = field + message.removeprefix(error.field)
+    return TurnoutError(error.code, message, field, error.retry_after_s)
+
+
+def spelled(field: str, spelling: Mapping[str, str]) -> str:
+    """Rename a dotted field by its longest prefix in `spelling`."""
+    known = [ours for ours in spelling if field == ours or field.startswith(f"{ours}.")]
+    if not known:
+        return field
+    longest = max(known, key=len)
+    return spelling[longest] + field.removeprefix(longest)

@@ -21,7 +21,7 @@ import turnout
 from deployments import fan_out as answering
 from deployments import tokens_http
 from deployments.access import http as access
-from deployments.access.callers import Caller, CallerOf, OperatorOf
+from deployments.access.callers import Caller, CallerOf, OperatorOf, credentials
 from deployments.answer_extras import CountedParts, ExtendedFormat, read_prompts, whole_answer
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
@@ -30,6 +30,7 @@ from deployments.build_info import fingerprint
 from deployments.console import http as console
 from deployments.faults import guarded, respell
 from deployments.http_paths import HeadAsGet, redirect_slashes
+from deployments.messages import http as messages
 from deployments.metrics import OTHER
 from deployments.openai_format import (
     HTTP_STATUS,
@@ -61,7 +62,9 @@ CORS: dict[str, Any] = {
 }
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
-COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})  # as over gRPC: generations, and nothing else
+COUNTED = frozenset(
+    {"/v1/completions", "/v1/chat/completions", messages.PATH}
+)  # as over gRPC: generations, and nothing else
 
 
 class EventStream(StreamingResponse):
@@ -89,7 +92,7 @@ def build_http(service: GenerationService) -> FastAPI:
     _add_error_handlers(app, service)
     batches = batch_routes.router(service, service.batches)
     own = (access.router(service), console.router(service.console), tokens_http.router(service))
-    for routes in (*own, batches, openapi.router_of(service)):
+    for routes in (*own, messages.router(service, _respond), batches, openapi.router_of(service)):
         app.include_router(routes)
 
     @app.get("/v1/models")
@@ -313,7 +316,7 @@ def _headers(error: TurnoutError) -> dict[str, str] | None:
 def _refused_early(service: GenerationService, request: Request, error: TurnoutError) -> None:
     """Count and log a refusal, with as much of the request as is known."""
     tenant, call_id = (getattr(request.state, name, other) for name, other in (("tenant", OTHER), ("call_id", "")))
-    service.tracer.refused(error, tenant, call_id, service.callers.key_of(request.headers.get("authorization")))
+    service.tracer.refused(error, tenant, call_id, service.callers.key_of(credentials(request.headers)))
 
 
 def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
@@ -321,13 +324,12 @@ def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
     async def refused(request: Request, error: TurnoutError) -> Response:
         if request.url.path in COUNTED and not getattr(request.state, "counted", False):
             _refused_early(service, request, error)
-        return JSONResponse(error_body(error), status_code=HTTP_STATUS[error.code], headers=_headers(error))
+        return _refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> Response:
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        fault = invalid(".".join(map(str, first["loc"][1:])), first["msg"])
-        return JSONResponse(error_body(fault), status_code=HTTP_STATUS[fault.code])
+        return _refusal(request, invalid(".".join(map(str, first["loc"][1:])), first["msg"]))
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
@@ -337,4 +339,11 @@ def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
         body: answers.ErrorAnswer = {
             "error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         }
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        theirs = messages.error_for(request, error.status_code, message)
+        return JSONResponse(theirs or body, status_code=error.status_code, headers=error.headers)
+
+
+def _refusal(request: Request, error: TurnoutError) -> Response:
+    status = HTTP_STATUS[error.code]
+    theirs = messages.error_for(request, status, error.message)
+    return JSONResponse(theirs or error_body(error), status_code=status, headers=_headers(error))

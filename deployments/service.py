@@ -129,6 +129,7 @@ class GenerationService:
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as they are written, the last one ending in Usage. Closing it cancels the request."""
+        shows_prompt_len = call.include_prompt_len
         with self._traced(call, "stream") as trace:
             call, pool = self._admit(call)
             call = trace.admitted(call)
@@ -141,7 +142,8 @@ class GenerationService:
             ):
                 trace.lease = lease
                 async for batch in timed:
-                    shown = lease.served(batch)
+                    served = lease.served(batch)
+                    shown = batch if shows_prompt_len else served
                     trace.sent(shown)
                     if isinstance(batch[-1], Usage):
                         usage = trace.usage = batch[-1]
@@ -328,10 +330,15 @@ class GenerationService:
             sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
         # A batch has its own deadline: its requests may wait longer than any client would.
         deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
-        counts = self.admission.counts and call.billed
+        include_prompt_len = call.include_prompt_len or (self.admission.counts and call.billed)
         sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that
         call = replace(
-            call, model=model, sampling=sampling, deadline_s=deadline_s, include_prompt_len=counts, sharing=sharing
+            call,
+            model=model,
+            sampling=sampling,
+            deadline_s=deadline_s,
+            include_prompt_len=include_prompt_len,
+            sharing=sharing,
         )
         return call, self._names.pool(model, limits)
 

@@ -64,16 +64,16 @@ def router(service: GenerationService) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(request: Request, caller: CallerOf) -> Response:
-        values = await _body(service, request, caller)
-        call, ids, _ = await _tokens(service, caller, tokenized(validated(TokenizeBody, values, "")))
+        values = await read_body(service, request, caller)
+        call, ids, _ = await read_tokens(service, caller, tokenized(validated(TokenizeBody, values, "")))
         longest = next(each.max_length for each in await service.models_for(caller) if each.name == call.model)
         made: Tokens = {"count": len(ids), "max_model_len": longest, "tokens": list(ids)}
         return JSONResponse(made)
 
     @routes.post("/detokenize")
     async def detokenize(request: Request, caller: CallerOf) -> Response:
-        body = validated(DetokenizeBody, await _body(service, request, caller), "")
-        _, _, text = await _tokens(service, caller, _call(body.model, prompt=tuple(body.tokens)))
+        body = validated(DetokenizeBody, await read_body(service, request, caller), "")
+        _, _, text = await read_tokens(service, caller, _call(body.model, prompt=tuple(body.tokens)))
         made: TokensText = {"prompt": text}
         return JSONResponse(made)
 
@@ -102,16 +102,21 @@ def _call(model: str, **what: Any) -> GenerateCall:
     return GenerateCall(request_id(), model, SamplingParams(), **what)
 
 
-async def _body(service: GenerationService, request: Request, caller: Caller) -> dict[str, Any]:
+async def read_body(service: GenerationService, request: Request, caller: Caller) -> dict[str, Any]:
+    """Read the body of a request that computes nothing.
+
+    Raises:
+        TurnoutError: RESOURCE_EXHAUSTED, or INVALID_ARGUMENT: it is no JSON object.
+    """
     await service.precheck(caller)
     with service.admission.reading(caller):
         data = await request.app.state.bodies.read(request, caller.tenant)
     return await parsed(data, read_json)
 
 
-async def _tokens(
+async def read_tokens(
     service: GenerationService, caller: Caller, call: GenerateCall
 ) -> tuple[GenerateCall, tuple[int, ...], str]:
-    """The call with its model's name, and what it gives the model to read, as ids and as text."""
+    """Return the call with its model's name, and what it gives the model to read, as ids and as text."""
     call = caller.attributed(replace(call, model=service.model_name(call.model, caller.limits)))
     return (call, *await service.tokens(call))

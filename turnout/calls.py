@@ -289,7 +289,7 @@ class Regained:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Length of the prompt, with the first event of a call with `include_prompt_len`; clients never see it."""
+    """Length of the prompt, with the first event of a call with `include_prompt_len`."""
 
     prompt_tokens: int
 

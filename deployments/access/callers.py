@@ -25,6 +25,7 @@ from turnout.types import SharingPolicy
 EVERYBODY = "default"
 PRIORITIES: tuple[Priority, ...] = ("interactive", "batch")
 PRIORITY_HEADER = "x-turnout-priority"
+KEY_HEADER = "x-api-key"
 C = TypeVar("C", GenerateCall, ScoreCall)
 
 
@@ -263,6 +264,12 @@ def _allowed(asked: str | None, limits: TenantLimits) -> Priority:
     raise invalid(PRIORITY_HEADER, f"must be one of {', '.join(PRIORITIES)} (got {asked[:40]!r})")
 
 
+def credentials(headers: Mapping[str, str]) -> str | None:
+    """Return a request's credentials in the form of Authorization; Anthropic's clients send a key in KEY_HEADER."""
+    key = headers.get(KEY_HEADER)
+    return headers.get("authorization") or (f"Bearer {key}" if key else None)
+
+
 async def caller_of(request: Request) -> Caller:
     """FastAPI dependency: who sends a request. The application has its `Callers` in `app.state.callers`.
 
@@ -270,7 +277,7 @@ async def caller_of(request: Request) -> Caller:
         TurnoutError: see `Callers.of`.
     """
     callers: Callers = request.app.state.callers
-    authorization = request.headers.get("authorization")
+    authorization = credentials(request.headers)
     await callers.settle(authorization)
     caller = callers.of(authorization, request.headers.get(PRIORITY_HEADER))
     request.state.tenant = caller.tenant

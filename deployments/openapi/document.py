@@ -13,6 +13,9 @@ from pydantic import BaseModel, TypeAdapter
 from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
 from deployments.extra_fields import UNSUPPORTED
+from deployments.messages import answers as messages
+from deployments.messages import bodies as messages_bodies
+from deployments.messages.bodies import CountBody, MessagesBody
 from deployments.openapi import answers, events, extras
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from deployments.service import GenerationService
 
 PATH = "/openapi.json"
+FAULTS: tuple[Any, ...] = (answers.ErrorAnswer, messages.MessageError)
 REF = "#/components/schemas/{model}"
 VERSION = "1"
-PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch, TokenizeBody, DetokenizeBody)
+PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch, TokenizeBody, DetokenizeBody, CountBody, MessagesBody)
+INLINE = (CompletionBody, ChatBody, SamplingParams, CountBody, MessagesBody)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -58,6 +63,8 @@ class Operation:
         errors: statuses other than 200.
         also: statuses with the same answer as 200.
         chunk: what an event of the answer holds, where the body may ask for a stream.
+        fault: body of an error.
+        done: data of the last event of a stream; "": it has no sign of its end of its own.
     """
 
     method: str
@@ -70,6 +77,8 @@ class Operation:
     headers: tuple[tuple[str, dict[str, Any]], ...] = ()
     also: tuple[str, ...] = ()
     chunk: Any = None
+    fault: Any = answers.ErrorAnswer
+    done: str = events.DONE
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +106,18 @@ def _endpoint_body(kind: type[CommonBody], needed: str, more: dict[str, Any], le
         }
         fields[needed] = ({**own, **more})[needed]
         return _json({"type": "object", "properties": fields, "required": [needed], "additionalProperties": False})
+
+    return body
+
+
+def _messages_body(kind: type[CountBody], sampling_fields: frozenset[str], *needed: str) -> Any:
+    def body(schemas: dict[str, Any]) -> dict[str, Any]:
+        own, sampling = schemas[kind.__name__]["properties"], schemas[SamplingParams.__name__]["properties"]
+        given = {name: sampling[name] for name in sorted(sampling_fields)} | own
+        fields = {name: schema if name in needed else _nullable(schema) for name, schema in given.items()}
+        fields |= {name: {"description": "accepted and ignored"} for name in sorted(messages_bodies.IGNORED)}
+        wanted = {"type": "object", "properties": fields, "required": list(needed), "additionalProperties": False}
+        return _json(wanted)
 
     return body
 
@@ -143,6 +164,11 @@ ALL = (
               headers=ASKING, chunk=events.CompletionChunk),
     Operation("post", "/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, ASKED, CHAT,
               headers=ASKING, chunk=events.ChatChunk),
+    Operation("post", "/v1/messages", "Answer a conversation, as Anthropic's API.", messages.MessageObject, ASKED,
+              _messages_body(MessagesBody, messages_bodies.SAMPLING, "messages", "max_tokens"),
+              headers=ASKING, chunk=messages.MessageEvent, fault=messages.MessageError, done=""),
+    Operation("post", "/v1/messages/count_tokens", "Count the tokens that a model would read.", messages.TokenCount,
+              ASKED, _messages_body(CountBody, messages_bodies.SAMPLING, "messages"), fault=messages.MessageError),
     Operation("post", "/tokenize", "What a model would read.", Tokens, ASKED, _body_of(TokenizeBody)),
     Operation("post", "/detokenize", "The text of tokens.", TokensText, ASKED, _body_of(DetokenizeBody)),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
@@ -190,7 +216,7 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
     operations = ALL + (BATCHES if batches else ()) + (EXPERIMENTS if experiments else ())
     kinds = [each.answer for each in operations if not isinstance(each.answer, str)]
     kinds += [each.chunk for each in operations if each.chunk is not None]
-    wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*kinds, answers.ErrorAnswer)]
+    wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*kinds, *FAULTS)]
     wanted += [(kind, "validation", TypeAdapter(kind)) for kind in PARSED]
     names, made = TypeAdapter.json_schemas(wanted, ref_template=REF)
     schemas = made["$defs"]
@@ -199,10 +225,12 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method] = _operation(each, parsed, refs)
-    for kind in (CompletionBody, ChatBody, SamplingParams):
+    for kind in INLINE:
         schemas.pop(names[kind, "validation"]["$ref"].rpartition("/")[2])
     _allow_none_finite(schemas)
-    components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
+    components: dict[str, Any] = {"schemas": schemas, "responses": {}}
+    for kind in FAULTS:
+        components["responses"] |= _responses(kind)
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Turnout", "version": VERSION, "description": "OpenAI's API, and `decoding` next to it."},
@@ -221,10 +249,12 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
     else:
         content = _json(refs[each.answer])
     if each.chunk is not None:
-        fault = {"$ref": REF.format(model=answers.ErrorAnswer.__name__)}
-        content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault)}
+        fault = {"$ref": REF.format(model=each.fault.__name__)}
+        content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault, each.done)}
     responses = {status: {"description": each.summary, "content": content} for status in ("200", *each.also)}
-    responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in each.errors}
+    responses |= {
+        status: {"$ref": f"#/components/responses/{_response_name(each.fault, status)}"} for status in each.errors
+    }
     parameters = [
         {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for part in each.path.split("/")
@@ -238,12 +268,19 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
     return found
 
 
-def _responses() -> dict[str, Any]:
-    content = _json({"$ref": REF.format(model=answers.ErrorAnswer.__name__)})
+def _response_name(fault: Any, status: str) -> str:
+    return status if fault is answers.ErrorAnswer else f"{fault.__name__}-{status}"
+
+
+def _responses(fault: Any) -> dict[str, Any]:
+    content = _json({"$ref": REF.format(model=fault.__name__)})
     found: dict[str, Any] = {
-        status: {"description": description, "content": content} for status, description in STATUSES.items()
+        _response_name(fault, status): {"description": description, "content": content}
+        for status, description in STATUSES.items()
     }
-    found["429"]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1}}}
+    found[_response_name(fault, "429")]["headers"] = {
+        "Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1}}
+    }
     return found
 
 

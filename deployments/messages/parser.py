@@ -1,0 +1,267 @@
+"""Bodies of the Messages API, translated into chat bodies: what a chat can ask for is parsed and checked there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from deployments.faults import respell, spelled
+from deployments.messages.bodies import (
+    IGNORED,
+    SAMPLING,
+    Content,
+    CountBody,
+    Lenient,
+    MessagesBody,
+    MessageToolChoice,
+    MessageTurn,
+    OutputSchema,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingConfig,
+    ToolOffer,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from deployments.schemas import SAMPLING_FIELDS, ChatBody, Job, chat_job
+from turnout.calls import GenerateCall
+from turnout.errors import TurnoutError, invalid
+from turnout.registry import validated
+
+BLOCKS: Mapping[str, tuple[type[Lenient], ...]] = {
+    "system": (TextBlock,),
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "tool_result": (TextBlock,),
+}
+CHAT_FIELDS = SAMPLING_FIELDS | ChatBody.model_fields.keys()
+BETWEEN_BLOCKS = "\n"  # of what a user or a system prompt says in several; an answer's blocks are parts of one text
+THINKING_EFFORT = "medium"  # of who asks for thinking, and not for how much
+FAILED = "Error: "  # begins the result of a call that failed: a chat has no other place for it
+B = TypeVar("B", bound=CountBody)
+
+
+@dataclass(slots=True)
+class _Chat:
+    """Chat body in the making, and how its fields are called in the body that it is made of."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, turn: dict[str, Any], origin: str) -> dict[str, Any]:
+        """Append a turn that stands at `origin`."""
+        self.names[f"messages.{len(self.turns)}"] = origin
+        self.turns.append(turn)
+        return turn
+
+    def say(self, role: str, text: str, origin: str) -> None:
+        """Append a text, to the last turn where it has the same role: templates expect turns to alternate."""
+        last = self.turns[-1] if self.turns else {}
+        if last.get("role") == role:
+            last["content"] = BETWEEN_BLOCKS.join(filter(None, (last["content"], text)))
+        else:
+            self.add({"role": role, "content": text}, origin)
+
+
+def messages_job(values: dict[str, Any]) -> Job:
+    """Translate the body of /v1/messages.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field as it is called there.
+    """
+    if "max_tokens" not in values:
+        raise invalid("max_tokens", "is needed")
+    body, sampling = _read(MessagesBody, values)
+    job = _job(body, sampling | {"stop": body.stop_sequences})
+    return replace(job, calls=tuple(replace(call, include_prompt_len=job.stream) for call in job.calls))
+
+
+def shows_thinking(values: dict[str, Any]) -> bool:
+    """Whether the text of thinking is to be written; of a body that `messages_job` took."""
+    return bool((values.get("thinking") or {}).get("display") != "omitted")
+
+
+def count_call(values: dict[str, Any]) -> GenerateCall:
+    """Translate the body of /v1/messages/count_tokens into the call that would read it.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field as it is called there.
+    """
+    ours = CountBody.model_fields.keys()
+    asked = {name: value for name, value in values.items() if name in ours or name not in MessagesBody.model_fields}
+    body, _ = _read(CountBody, asked)
+    return _job(body, {}).calls[0]
+
+
+def _read(kind: type[B], values: dict[str, Any]) -> tuple[B, dict[str, Any]]:
+    """The body, and the sampling parameters, which are not checked yet."""
+    known = SAMPLING | kind.model_fields.keys()
+    values = {name: value for name, value in values.items() if name not in IGNORED}
+    for name in values.keys() - known:
+        raise invalid(name[:100], f"unknown; allowed here: {', '.join(sorted(known))}")
+    rest = {name: value for name, value in values.items() if name not in SAMPLING}
+    return validated(kind, rest, ""), {name: value for name, value in values.items() if name in SAMPLING}
+
+
+def _job(body: CountBody, sampling: dict[str, Any]) -> Job:
+    chat = _Chat(names={"stop": "stop_sequences"})
+    passed = body.model_fields_set & {"model", "stream", "decoding", "deadline_s", "cache", "chat_template_kwargs"}
+    chat.values = {name: getattr(body, name) for name in passed} | sampling
+    _add_turns(chat, body)
+    _add_tools(chat, body.tools, body.tool_choice)
+    _add_form(chat, body)
+    _add_thinking(chat, body.thinking, body.output_config.effort)
+    try:
+        job = chat_job(chat.values)
+    except TurnoutError as error:
+        raise respell(error, chat.names) from None
+    theirs = {ours: spelled(name, chat.names) for ours, name in job.spelling.items()}
+    return replace(job, spelling=chat.names | theirs)
+
+
+def _add_turns(chat: _Chat, body: CountBody) -> None:
+    if body.system:
+        chat.say("system", _text(body.system, "system", "system"), "system")
+    for place, turn in enumerate(body.messages):
+        where = f"messages.{place}"
+        if turn.role == "assistant":
+            _add_answer(chat, turn, where)
+        elif turn.role == "user":
+            _add_question(chat, turn, where)
+        else:
+            chat.say("system", _text(turn.content, f"{where}.content", "system"), where)
+    last = chat.turns[-1]
+    if last["role"] == "assistant":
+        if last["tool_calls"]:
+            raise invalid(f"messages.{len(body.messages) - 1}", "ends in a tool_use block; give its tool_result")
+        if last["content"]:  # the answer begins with it
+            chat.values["continue_final_message"] = True
+        else:
+            chat.turns.pop()
+    chat.values["messages"] = chat.turns
+
+
+def _add_question(chat: _Chat, turn: MessageTurn, where: str) -> None:
+    """Results of calls come first, whatever stands between them: they answer the turn before."""
+    blocks = _blocks(turn.content, f"{where}.content", "user")
+    results = [(place, each) for place, each in enumerate(blocks) if isinstance(each, ToolResultBlock)]
+    for place, result in results:
+        at = f"{where}.content.{place}"
+        text = _text(result.content, f"{at}.content", "tool_result")
+        text = FAILED + text if result.is_error else text
+        chat.add({"role": "tool", "tool_call_id": result.tool_use_id, "content": text}, at)
+    texts = [each.text for each in blocks if isinstance(each, TextBlock)]
+    if texts or not results:
+        chat.say("user", BETWEEN_BLOCKS.join(texts), where)
+
+
+def _add_answer(chat: _Chat, turn: MessageTurn, where: str) -> None:
+    last = chat.turns[-1] if chat.turns else {}
+    if last.get("role") != "assistant":
+        last = chat.add({"role": "assistant", "content": "", "tool_calls": []}, where)
+    index = len(chat.turns) - 1
+    for place, block in enumerate(_blocks(turn.content, f"{where}.content", "assistant")):
+        if isinstance(block, TextBlock):
+            last["content"] += block.text
+        elif isinstance(block, ThinkingBlock) and block.thinking:
+            last["reasoning"] = last.get("reasoning", "") + block.thinking
+        elif isinstance(block, ToolUseBlock):
+            calls, at = last["tool_calls"], f"{where}.content.{place}"
+            chat.names[f"messages.{index}.tool_calls.{len(calls)}"] = at
+            chat.names[f"messages.{index}.tool_calls.{len(calls)}.function"] = at
+            called = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            calls.append({"id": block.id, "type": "function", "function": called})
+
+
+def _blocks(content: Content, where: str, holder: str) -> list[Lenient]:
+    """The blocks of a content.
+
+    Args:
+        content: text, or blocks.
+        where: its field.
+        holder: what has it, see `BLOCKS`.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a block is malformed, or of a type that is not supported there.
+    """
+    if isinstance(content, str):
+        return [TextBlock(text=content)]
+    kinds = {kind.model_fields["type"].default: kind for kind in BLOCKS[holder]}
+    made = []
+    for place, block in enumerate(content):
+        kind, given = None, block.get("type")
+        if isinstance(given, str):
+            kind = kinds.get(given)
+        if kind is None:
+            allowed = ", ".join(sorted(kinds))
+            raise invalid(f"{where}.{place}.type", f"{str(given)[:40]!r} is not supported here; allowed: {allowed}")
+        made.append(validated(kind, block, f"{where}.{place}"))
+    return made
+
+
+def _text(content: Content, where: str, holder: str) -> str:
+    blocks = _blocks(content, where, holder)
+    return BETWEEN_BLOCKS.join(each.text for each in blocks if isinstance(each, TextBlock))
+
+
+def _add_tools(chat: _Chat, tools: list[ToolOffer], choice: MessageToolChoice | None) -> None:
+    made = []
+    for place, tool in enumerate(tools):
+        if tool.type != "custom":
+            raise invalid(f"tools.{place}.type", f"{tool.type[:40]!r} is not supported; allowed: custom")
+        function = tool.model_dump(include={"name", "description", "strict"}) | {"parameters": tool.input_schema}
+        made.append({"type": "function", "function": function})
+        chat.names[f"tools.{place}.function"] = f"tools.{place}"
+        chat.names[f"tools.{place}.function.parameters"] = f"tools.{place}.input_schema"
+    if made:
+        chat.values["tools"] = made
+    if choice is None or (choice.type == "auto" and not tools):
+        return
+    if (choice.type == "tool") != bool(choice.name):
+        raise invalid("tool_choice.name", "belongs to type tool, and is needed there")
+    forms = {"auto": "auto", "any": "required", "none": "none"}
+    named = {"type": "function", "function": {"name": choice.name}}
+    chat.values["tool_choice"] = forms.get(choice.type, named)
+    chat.names["tool_choice.function.name"] = "tool_choice.name"
+    if choice.disable_parallel_tool_use:
+        _ask(chat, "parallel_tool_calls", False, "tool_choice.disable_parallel_tool_use")
+
+
+def _add_form(chat: _Chat, body: CountBody) -> None:
+    where, form = "output_config.format", body.output_config.format
+    if body.output_format is not None:
+        if form is not None:
+            raise invalid("output_format", f"conflicts with {where}; give one of them")
+        where, form = "output_format", body.output_format
+    if isinstance(form, OutputSchema):
+        chat.values["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        chat.names |= {"response_format": where, "response_format.json_schema": where}
+        chat.names["response_format.json_schema.schema"] = f"{where}.schema"
+
+
+def _add_thinking(chat: _Chat, thinking: ThinkingConfig | None, effort: str) -> None:
+    """How much to think: off, as much as `effort` says, and no longer than the budget."""
+    effort, where = "xhigh" if effort == "max" else effort, "output_config.effort"
+    if thinking is not None:
+        if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
+            raise invalid("thinking.budget_tokens", "belongs to type enabled, and is needed there")
+        if thinking.type == "disabled":
+            effort, where = "none", "thinking.type"
+        elif not effort:
+            effort, where = THINKING_EFFORT, "thinking.type"
+        if thinking.budget_tokens is not None:
+            _ask(chat, "thinking_token_budget", thinking.budget_tokens, "thinking.budget_tokens")
+    if effort:
+        chat.values["reasoning_effort"] = effort
+        chat.names["reasoning_effort"] = where
+
+
+def _ask(chat: _Chat, name: str, value: Any, origin: str) -> None:
+    """Set a field of the chat body that only some versions of it have."""
+    if name in CHAT_FIELDS:
+        chat.values[name] = value
+        chat.names[name] = origin
