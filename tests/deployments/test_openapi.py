@@ -84,6 +84,9 @@ ASKED = [
     ("post", "/v1/chat/completions", {"messages": []}),
     ("post", "/v1/completions", {"prompt": ["xyz", "x"], "prompt_logprobs": 2, "return_token_ids": True}),
     ("post", "/v1/chat/completions", CHAT | {"prompt_logprobs": 2, "return_token_ids": True}),
+    ("post", "/v1/messages", {"messages": CHAT["messages"], "decoding": {"tokens": True}}),
+    ("post", "/v1/messages", {"messages": []}),
+    ("post", "/v1/messages/count_tokens", {"messages": CHAT["messages"]}),
 ]
 
 
@@ -117,12 +120,15 @@ async def test_reports_fit_the_document(tmp_path: Path) -> None:
 
 async def test_headers_that_requests_may_have_stand_in_the_document(http: httpx.AsyncClient) -> None:
     told = (await http.get(PATH)).json()
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages"):
         parameters = told["paths"][path]["post"]["parameters"]
         schemas = {each["name"]: each["schema"] for each in parameters if each["in"] == "header"}
         assert set(schemas) == {"x-turnout-priority", "x-request-id", "traceparent"}
         for priority in (*schemas["x-turnout-priority"]["enum"], "unknown"):
-            body = {"max_tokens": 1, **({"messages": CHAT["messages"]} if "chat" in path else {"prompt": "x"})}
+            body = {
+                "max_tokens": 1,
+                **({"messages": CHAT["messages"]} if path != "/v1/completions" else {"prompt": "x"}),
+            }
             answer = await http.post(path, json=body, headers={"x-turnout-priority": priority})
             assert answer.status_code == (400 if priority == "unknown" else 200)
 
@@ -182,6 +188,25 @@ async def test_events_fit_the_document(http: httpx.AsyncClient, name: str) -> No
     assert ends_well or set(json.loads(data[-1])) == {"error"}
     assert ("tool_calls" in answer.text) == (name == "chat, a tool")
     assert ('"prompt_tokens_details"' in answer.text) == (ends_well and "stream_options" in body)
+
+
+@pytest.mark.parametrize("said", ["hi", "crash", "tool"])
+async def test_events_of_messages_fit_the_document(http: httpx.AsyncClient, said: str) -> None:
+    told = (await http.get(PATH)).json()
+    tools = [{"name": "weather", "input_schema": {"type": "object"}}] if said == "tool" else []
+    asked = {"messages": [{"role": "user", "content": said}], "tools": tools, "decoding": {"tokens": True}}
+    body = {"model": "demo", "max_tokens": len(TOOL_CALL), "stream": True, **asked}
+    answer = await http.post("/v1/messages", json=body)
+    schema = told["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    inside = schema["properties"]["data"]["contentSchema"]
+    validator = jsonschema.Draft202012Validator({**inside, "components": told["components"]})
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data")]
+    assert [error.message for event in events for error in validator.iter_errors(event)] == []
+    assert not validator.is_valid(events[0] | {"more": 1})
+    assert events[-1]["type"] == ("error" if said == "crash" else "message_stop")
+    assert any("tool_use" in str(event) for event in events) == (said == "tool")
+    reported = sum(len(event.get("turnout", {}).get("tokens", ())) for event in events)
+    assert reported == (3 if said == "crash" else len(TOOL_CALL))
 
 
 async def test_an_event_that_the_document_does_not_know_would_be_found(http: httpx.AsyncClient) -> None:
