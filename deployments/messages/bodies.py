@@ -85,7 +85,9 @@ class ToolOffer(Lenient):
     name: str = ""
     description: str = ""
     input_schema: Annotated[dict[str, Any], Field(default_factory=dict, description="JSON schema of the input")]
-    strict: Annotated[bool | None, Field(description="accepted and ignored: inputs fit either way")] = None
+    strict: Annotated[
+        bool | None, Field(description="refuse keywords of the schema that cannot be followed; absent: leave them out")
+    ] = None
 
 
 class MessageToolChoice(BodyPart):

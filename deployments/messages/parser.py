@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from decoding.constraints.keywords import FORMATS, NAMED, SCHEMA, SCHEMAS, UNSUPPORTED
 from deployments.faults import respell, spelled
 from deployments.messages.bodies import (
     IGNORED,
@@ -40,6 +41,8 @@ BLOCKS: Mapping[str, tuple[type[Lenient], ...]] = {
 CHAT_FIELDS = SAMPLING_FIELDS | ChatBody.model_fields.keys()
 BETWEEN_BLOCKS = "\n"  # of what a user or a system prompt says in several; an answer's blocks are parts of one text
 THINKING_EFFORT = "medium"  # of who asks for thinking, and not for how much
+LATER_SYSTEM = ("<system>\n", "\n</system>")  # around what the system says after the first answer, in a user's turn
+BILLING = "x-anthropic-billing-header:"  # begins a block of agents' system prompts that differs between sessions
 FAILED = "Error: "  # begins the result of a call that failed: a chat has no other place for it
 B = TypeVar("B", bound=CountBody)
 
@@ -119,23 +122,55 @@ def _job(body: CountBody, sampling: dict[str, Any]) -> Job:
         job = chat_job(chat.values)
     except TurnoutError as error:
         raise respell(error, chat.names) from None
+    shown = {tool.name: json.dumps(tool.input_schema) for tool in body.tools}
+    job = replace(job, calls=tuple(_showing(call, shown) for call in job.calls))
     theirs = {ours: spelled(name, chat.names) for ours, name in job.spelling.items()}
     return replace(job, spelling=chat.names | theirs)
+
+
+def _showing(call: GenerateCall, schemas: Mapping[str, str]) -> GenerateCall:
+    """The call with its tools as they were offered, for the model to read."""
+    return replace(call, tools=tuple(replace(tool, parameters=schemas[tool.name]) for tool in call.tools))
+
+
+def relaxed(schema: Any) -> Any:
+    """Return a JSON schema without the keywords that no structure can follow: agents' tools are full of them."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {}
+    for key, value in schema.items():
+        if (key in UNSUPPORTED and value != UNSUPPORTED[key]) or (key == "format" and value not in FORMATS):
+            continue
+        if key in SCHEMA or (key == "items" and not isinstance(value, list)):
+            value = relaxed(value)
+        elif key in SCHEMAS and isinstance(value, list):
+            value = [relaxed(each) for each in value]
+        elif key in NAMED and isinstance(value, dict):
+            value = {name: relaxed(each) for name, each in value.items()}
+        made[key] = value
+    return made
 
 
 def _add_turns(chat: _Chat, body: CountBody) -> None:
     if body.system:
         chat.say("system", _text(body.system, "system", "system"), "system")
+    answers = [place for place, turn in enumerate(body.messages) if turn.role == "assistant"]
+    first_answer = answers[0] if answers else len(body.messages)
+    # Many templates take a system prompt at the beginning only.
+    for place, turn in enumerate(body.messages[:first_answer]):
+        if turn.role == "system":
+            chat.say("system", _text(turn.content, f"messages.{place}.content", "system"), f"messages.{place}")
     for place, turn in enumerate(body.messages):
         where = f"messages.{place}"
         if turn.role == "assistant":
             _add_answer(chat, turn, where)
         elif turn.role == "user":
             _add_question(chat, turn, where)
-        else:
-            chat.say("system", _text(turn.content, f"{where}.content", "system"), where)
-    last = chat.turns[-1]
-    if last["role"] == "assistant":
+        elif place > first_answer:
+            text = _text(turn.content, f"{where}.content", "system")
+            chat.say("user", f"{LATER_SYSTEM[0]}{text}{LATER_SYSTEM[1]}", where)
+    last = chat.turns[-1] if chat.turns else {}
+    if last.get("role") == "assistant":
         if last["tool_calls"]:
             raise invalid(f"messages.{len(body.messages) - 1}", "ends in a tool_use block; give its tool_result")
         if last["content"]:  # the answer begins with it
@@ -204,8 +239,8 @@ def _blocks(content: Content, where: str, holder: str) -> list[Lenient]:
 
 
 def _text(content: Content, where: str, holder: str) -> str:
-    blocks = _blocks(content, where, holder)
-    return BETWEEN_BLOCKS.join(each.text for each in blocks if isinstance(each, TextBlock))
+    texts = [each.text for each in _blocks(content, where, holder) if isinstance(each, TextBlock)]
+    return BETWEEN_BLOCKS.join(each for each in texts if not each.startswith(BILLING))
 
 
 def _add_tools(chat: _Chat, tools: list[ToolOffer], choice: MessageToolChoice | None) -> None:
@@ -213,7 +248,8 @@ def _add_tools(chat: _Chat, tools: list[ToolOffer], choice: MessageToolChoice | 
     for place, tool in enumerate(tools):
         if tool.type != "custom":
             raise invalid(f"tools.{place}.type", f"{tool.type[:40]!r} is not supported; allowed: custom")
-        function = tool.model_dump(include={"name", "description", "strict"}) | {"parameters": tool.input_schema}
+        function = tool.model_dump(include={"name", "description", "strict"})
+        function["parameters"] = tool.input_schema if tool.strict else relaxed(tool.input_schema)
         made.append({"type": "function", "function": function})
         chat.names[f"tools.{place}.function"] = f"tools.{place}"
         chat.names[f"tools.{place}.function.parameters"] = f"tools.{place}.input_schema"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.http import build_http
-from deployments.messages.parser import count_call, messages_job
+from deployments.messages.parser import count_call, messages_job, relaxed
 from deployments.messages.writer import MessageEvents, Options, message_object
 from deployments.surface import Head
 from tests.deployments.scripted_answers import (
@@ -59,7 +59,7 @@ def test_a_body_with_everything_becomes_a_call() -> None:
     job = messages_job(
         {
             **BODY,
-            "system": [text("Be brief."), text("Be right.")],
+            "system": [text("x-anthropic-billing-header: v=1;"), text("Be brief."), text("Be right.")],
             "stop_sequences": ["END", "\n\n"],
             "temperature": 0.5,
             "top_p": 0.9,
@@ -96,6 +96,23 @@ def test_a_body_with_everything_becomes_a_call() -> None:
     ]
 
 
+def test_keywords_of_tools_that_cannot_be_followed_are_shown_and_not_followed() -> None:
+    text_only = {"type": "string", "format": "cron"}
+    names = {"type": "object", "propertyNames": {"pattern": "a"}, "properties": {"not": text_only, "propertyNames": {}}}
+    schema = {"type": "object", "properties": {"a": names, "b": {"anyOf": [{"not": {}}, {"items": text_only}]}}}
+    call = call_of(tools=[{"name": "f", "input_schema": schema}])
+    assert json.loads(call.tools[0].parameters) == schema
+    assert relaxed(schema) == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "object", "properties": {"not": {"type": "string"}, "propertyNames": {}}},
+            "b": {"anyOf": [{}, {"items": {"type": "string"}}]},
+        },
+    }
+    with pytest.raises(TurnoutError, match=r"tools\.0\.input_schema\.properties\.b\..*format"):
+        call_of(tools=[{"name": "f", "input_schema": schema, "strict": True}])
+
+
 def test_calls_and_their_results_come_back() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
     said = {"role": "assistant", "content": [thought, {"type": "redacted_thinking", "data": "x"}, *CALLED["content"]]}
@@ -121,7 +138,18 @@ def test_turns_of_one_role_are_one_turn() -> None:
         ("assistant", "RainRain"),
         ("user", "Weather in Bern?"),
     ]
-    assert turns_of({"role": "system", "content": "T"}, USER, system="S")[0] == ("system", "S\nT")
+
+
+def test_what_the_system_says_later_is_said_where_every_template_takes_it() -> None:
+    system = {"role": "system", "content": [text("T")]}
+    said = {"role": "assistant", "content": "Rain."}
+    assert turns_of(USER, system, said, system, USER, system="S") == [
+        ("system", "S\nT"),
+        ("user", "Weather in Bern?"),
+        ("assistant", "Rain."),
+        ("user", "<system>\nT\n</system>\nWeather in Bern?"),
+    ]
+    assert turns_of(USER, system)[0] == ("system", "T")
 
 
 def test_an_answer_that_has_begun_is_continued() -> None:
