@@ -345,5 +345,5 @@ def _add_error_handlers(app: FastAPI, service: GenerationService) -> None:
 
 def _refusal(request: Request, error: TurnoutError) -> Response:
     status = HTTP_STATUS[error.code]
-    theirs = messages.error_for(request, status, error.message)
+    theirs = messages.refusal_for(request, status, error)
     return JSONResponse(theirs or error_body(error), status_code=status, headers=_headers(error))

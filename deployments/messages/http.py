@@ -12,12 +12,13 @@ from deployments.backend import Batch
 from deployments.bodies import parsed
 from deployments.messages.answers import MessageError, MessageObject, TokenCount
 from deployments.messages.parser import count_call, messages_job, shows_thinking
-from deployments.messages.writer import MessageEvents, Options, error_body, message_object
+from deployments.messages.writer import MessageEvents, Options, error_body, message_object, message_of
 from deployments.schemas import Job, read_json
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
 from deployments.tokens_http import read_body, read_tokens
 from turnout.calls import Chunk, Usage
+from turnout.errors import TurnoutError
 
 PATH = "/v1/messages"
 COUNT_PATH = f"{PATH}/count_tokens"
@@ -75,6 +76,11 @@ def router(service: GenerationService, respond: Respond) -> APIRouter:
         return JSONResponse(made)
 
     return routes
+
+
+def refusal_for(request: Request, status: int, error: TurnoutError) -> MessageError | None:
+    """As `error_for`, of an error of ours."""
+    return error_for(request, status, message_of(error))
 
 
 def error_for(request: Request, status: int, message: str) -> MessageError | None:

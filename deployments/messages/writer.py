@@ -29,7 +29,7 @@ from deployments.schemas import Job
 from deployments.surface import Head
 from deployments.tools import CallReader, may_call
 from turnout.calls import Begun, Chunk, GenerateCall, TokenOut, Usage
-from turnout.errors import TurnoutError
+from turnout.errors import Code, TurnoutError
 from turnout.json_lines import json_line
 from turnout.tools import ToolCallPart
 from turnout.types import FinishReason
@@ -57,6 +57,12 @@ def error_body(status: int, message: str, request_id: str | None) -> MessageErro
     """
     kind = FAULTS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or None}
+
+
+def message_of(error: TurnoutError) -> str:
+    """Return an error's message; agents look for Anthropic's words to find out that the context is full."""
+    too_long = error.code is Code.OUT_OF_RANGE and error.field == "messages"
+    return f"prompt is too long: {error.message}" if too_long else error.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ class MessageEvents:
                         yield _sse(event)
         except TurnoutError as error:
             said = respell(error, job.spelling)
-            yield _sse(error_body(HTTP_STATUS[said.code], said.message, self._head.id))
+            yield _sse(error_body(HTTP_STATUS[said.code], message_of(said), self._head.id))
 
     def of_batch(self, batch: Batch) -> Iterator[MessageEvent]:
         """Write the next batch of events of the pool."""

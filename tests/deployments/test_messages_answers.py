@@ -23,7 +23,7 @@ from tests.deployments.scripted_answers import (
 )
 from tests.deployments.test_messages import BODY, TOOLS, USER, call_of
 from turnout.calls import Begun, Chunk, GenerateCall
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, TurnoutError, out_of_range
 from turnout.tools import ToolCall, ToolCallPart
 from turnout.types import FinishReason, SamplingParams
 
@@ -171,6 +171,17 @@ async def test_errors_have_their_shape_before_and_within_a_stream() -> None:
             *events, last = events_in(answer.text)
             assert last == {"type": "error", "error": error, "request_id": answer.headers["request-id"]}
             assert assembled(events)["content"] == [{"type": "text", "text": "Hi", "open": True, "json": ""}]
+
+
+async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_look_for() -> None:
+    fault = out_of_range("messages", "9 tokens; at most 7 fit the context of 8")
+    async with client_of(ScriptedBackend([fault])) as http:
+        answer = await http.post("/v1/messages", json=BODY | {"stream": True})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: messages: 9 tokens; at most 7 fit the context of 8",
+    }
 
 
 async def test_tokens_are_counted_as_they_would_be_read() -> None:
