@@ -62,9 +62,8 @@ CORS: dict[str, Any] = {
 }
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
-COUNTED = frozenset(
-    {"/v1/completions", "/v1/chat/completions", messages.PATH}
-)  # as over gRPC: generations, and nothing else
+# as over gRPC: generations, and nothing else
+COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", messages.PATH})
 
 
 class EventStream(StreamingResponse):

@@ -130,7 +130,8 @@ def _job(body: CountBody, sampling: dict[str, Any]) -> Job:
 
 def _showing(call: GenerateCall, schemas: Mapping[str, str]) -> GenerateCall:
     """The call with its tools as they were offered, for the model to read."""
-    return replace(call, tools=tuple(replace(tool, parameters=schemas[tool.name]) for tool in call.tools))
+    tools = (replace(tool, parameters=schemas.get(tool.name, tool.parameters)) for tool in call.tools)
+    return replace(call, tools=tuple(tools))
 
 
 def relaxed(schema: Any) -> Any:
@@ -152,8 +153,9 @@ def relaxed(schema: Any) -> Any:
 
 
 def _add_turns(chat: _Chat, body: CountBody) -> None:
-    if body.system:
-        chat.say("system", _text(body.system, "system", "system"), "system")
+    texts = [each.text for each in _blocks(body.system, "system", "system") if isinstance(each, TextBlock)]
+    if system := BETWEEN_BLOCKS.join(each for each in texts if not each.startswith(BILLING)):
+        chat.say("system", system, "system")
     answers = [place for place, turn in enumerate(body.messages) if turn.role == "assistant"]
     first_answer = answers[0] if answers else len(body.messages)
     # Many templates take a system prompt at the beginning only.
@@ -239,8 +241,8 @@ def _blocks(content: Content, where: str, holder: str) -> list[Lenient]:
 
 
 def _text(content: Content, where: str, holder: str) -> str:
-    texts = [each.text for each in _blocks(content, where, holder) if isinstance(each, TextBlock)]
-    return BETWEEN_BLOCKS.join(each for each in texts if not each.startswith(BILLING))
+    blocks = _blocks(content, where, holder)
+    return BETWEEN_BLOCKS.join(each.text for each in blocks if isinstance(each, TextBlock))
 
 
 def _add_tools(chat: _Chat, tools: list[ToolOffer], choice: MessageToolChoice | None) -> None:

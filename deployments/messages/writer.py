@@ -82,7 +82,7 @@ class Options:
     max_tokens: int
 
     @classmethod
-    def of(cls, call: GenerateCall, shows_thinking: bool = True) -> Options:
+    def of(cls, call: GenerateCall, shows_thinking: bool) -> Options:
         """Those of a call."""
         return cls(may_call(call), shows_thinking, call.sampling.token_details, call.sampling.max_tokens)
 

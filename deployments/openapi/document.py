@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, TypeAdapter
 
-from deployments.access.callers import PRIORITIES, PRIORITY_HEADER
+from deployments.access.callers import KEY_HEADER, PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
 from deployments.extra_fields import UNSUPPORTED
 from deployments.messages import answers as messages
@@ -233,13 +233,18 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
         components["responses"] |= _responses(kind)
     found: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "Turnout", "version": VERSION, "description": "OpenAI's API, and `decoding` next to it."},
+        "info": {
+            "title": "Turnout",
+            "version": VERSION,
+            "description": "OpenAI's and Anthropic's APIs, and `decoding`.",
+        },
         "paths": paths,
         "components": components,
     }
     if keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}, *([{}] if anonymous else [])]
+        header = {"type": "apiKey", "in": "header", "name": KEY_HEADER}
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}, KEY_HEADER: header}
+        found["security"] = [{"key": []}, {KEY_HEADER: []}, *([{}] if anonymous else [])]
     return found
 
 

@@ -48,7 +48,7 @@ def test_every_route_stands_in_the_document_and_every_operation_is_served(tmp_pa
 def test_all_references_lead_somewhere() -> None:
     for batches in (False, True):
         told = document(batches, keys=True)
-        assert told["security"] == [{"key": []}, {}]
+        assert told["security"] == [{"key": []}, {"x-api-key": []}, {}]
         for ref in _refs(told):
             at: Any = told
             for part in ref.removeprefix("#/").split("/"):
