@@ -97,8 +97,8 @@ class ExtendedFormat:
 
 
 def _of_prompt(prompt: PromptRead, ids: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"prompt_token_ids": list(prompt.ids)} if ids else {}
-    return told if prompt.logprobs is None else {**told, "prompt_logprobs": prompt.logprobs}
+    members: dict[str, Any] = {"prompt_token_ids": list(prompt.ids)} if ids else {}
+    return members if prompt.logprobs is None else {**members, "prompt_logprobs": prompt.logprobs}
 
 
 def _name_by_id(logprobs: Any, chunk: Chunk) -> None:
@@ -137,12 +137,12 @@ def whole_answer(
     """
     extended, logprobs = ExtendedFormat(form, job, prompts), job.calls[0].sampling.logprobs is not None
     choices = [extended.choice(chunk, logprobs) for chunk in chunks]
-    told: dict[str, Any] = {**common, "object": form.whole, "choices": choices, "usage": usage_object(usage)}
+    members: dict[str, Any] = {**common, "object": form.whole, "choices": choices, "usage": usage_object(usage)}
     if form.whole == CHAT:
-        told["service_tier"] = "default"
+        members["service_tier"] = "default"
         for prompt in prompts:
-            told |= _of_prompt(prompt, job.extras.token_ids)
-    return told
+            members |= _of_prompt(prompt, job.extras.token_ids)
+    return members
 
 
 class CountedParts:
@@ -163,9 +163,9 @@ class CountedParts:
     def of(self, chunk: Chunk) -> dict[str, Any]:
         """Return the members of a part next to its choice."""
         self._written += len(chunk.tokens)
-        told, self._first = self._first, {}
+        members, self._first = self._first, {}
         if not self._job.include_usage:
-            return told
+            return members
         counts: TokenCounts | None = None
         if self._job.extras.continuous_usage:
             counts = {
@@ -173,4 +173,4 @@ class CountedParts:
                 "completion_tokens": self._written,
                 "total_tokens": self._prompt_tokens + self._written,
             }
-        return {**told, "usage": counts}
+        return {**members, "usage": counts}

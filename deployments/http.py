@@ -130,6 +130,20 @@ def build_http(service: GenerationService) -> FastAPI:
     async def chat(request: Request, caller: CallerOf) -> Response:
         return await _respond(service, request, caller, ChoicesSurface(service, chat_job, ChatFormat()))
 
+    _add_health(app, service)
+    _add_inside(app, service)
+    return app
+
+
+def _add_middleware(app: FastAPI, service: GenerationService) -> None:
+    app.add_middleware(HeadAsGet)
+    if origins := service.cors_origins:
+        app.add_middleware(CORSMiddleware, **CORS, allow_origins=origins)
+
+
+def _add_health(app: FastAPI, service: GenerationService) -> None:
+    """Whether the server works, and which version it is: to anybody."""
+
     @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
     async def health() -> Response:
@@ -146,17 +160,8 @@ def build_http(service: GenerationService) -> FastAPI:
 
     @app.get("/version")
     async def version() -> Response:
-        told: extras.Version = {"version": turnout.__version__}
-        return JSONResponse(told)
-
-    _add_inside(app, service)
-    return app
-
-
-def _add_middleware(app: FastAPI, service: GenerationService) -> None:
-    app.add_middleware(HeadAsGet)
-    if origins := service.cors_origins:
-        app.add_middleware(CORSMiddleware, **CORS, allow_origins=origins)
+        body: extras.Version = {"version": turnout.__version__}
+        return JSONResponse(body)
 
 
 def _add_inside(app: FastAPI, service: GenerationService) -> None:
@@ -169,8 +174,8 @@ def _add_inside(app: FastAPI, service: GenerationService) -> None:
     @app.get("/load")
     async def load() -> Response:
         found = [each for each in (await service.stats()).values() if not isinstance(each, TurnoutError)]
-        told: extras.Load = {"server_load": sum(each.requests + each.batch_requests for pool in found for each in pool)}
-        return JSONResponse(told)
+        body: extras.Load = {"server_load": sum(each.requests + each.batch_requests for pool in found for each in pool)}
+        return JSONResponse(body)
 
     @app.get("/v1/status")  # the console asks here: the edge lets it through
     async def status_for_operators(_: OperatorOf) -> Response:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from cli.parts import fits
 from deployments.extra_fields import UNSUPPORTED
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CompletionBody
@@ -75,7 +77,9 @@ def _fields(kind: str) -> Iterator[str]:
             yield f"| `{name}` | {neutral} | {cell(known.why)} |\n"
     else:
         yield "| field | chat | completions | what it is |\n| --- | --- | --- | --- |\n"
-        bodies = [(ChatBody, SAMPLING_FIELDS - {"logprobs"}), (CompletionBody, SAMPLING_FIELDS)]
+        bodies: list[tuple[type[BaseModel], frozenset[str]]] = [
+            (ChatBody, SAMPLING_FIELDS - {"logprobs"}), (CompletionBody, SAMPLING_FIELDS),
+        ]  # fmt: skip
         by_body = [{**{name: SamplingParams.model_fields[name] for name in names}, **body.model_fields}
                    for body, names in bodies]  # fmt: skip
         by_body[0]["max_completion_tokens"] = by_body[0]["max_tokens"]

@@ -118,13 +118,13 @@ IGNORED: dict[str, Any] = {
 }  # fmt: skip
 
 FIELDS = [
-    completion("no end before 40 tokens", of_length(40), **LONG),
+    completion("no end before 40 tokens", of_length(40), model="large", **LONG),
     completion("no end before 40 tokens, speculative", same_as("completions: no end before 40 tokens"),
                **LONG, **SPECULATIVE),
-    completion("allowed_token_ids", only_digits, allowed_token_ids=DIGITS),
+    completion("allowed_token_ids", only_digits, allowed_token_ids=DIGITS, model="large"),
     completion("allowed_token_ids, speculative", same_as("completions: allowed_token_ids"),
                allowed_token_ids=DIGITS, **SPECULATIVE),
-    completion("bad_words", no_sixes, bad_words=["6"], min_tokens=3),
+    completion("bad_words", no_sixes, bad_words=["6"], min_tokens=3, model="large"),
     completion("bad_words, speculative", same_as("completions: bad_words"),
                bad_words=["6"], min_tokens=3, **SPECULATIVE),
     completion("include_stop_str_in_output", stop_left_in, stop=STOP, include_stop_str_in_output=True),
