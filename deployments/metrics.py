@@ -9,6 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from deployments.cache_metrics import CacheCollector
+from deployments.extra_fields import UNSUPPORTED, ExtraFields
+from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.telemetry import catalogue as of
 from deployments.telemetry.catalogue import Metric
 from deployments.telemetry.gen_ai import GenAiMetrics
@@ -36,7 +38,8 @@ KINDS = ("prompt", "cached", "catchup", "decode", "draft", "generated", "discard
 FIELDS = frozenset(
     {
         *SamplingParams.model_fields, *RouteLimits.model_fields, *GenerateCall.__dataclass_fields__,
-        "access", "authorization", "body", "message", "completions", "decoding", "tenant", "x-turnout-priority",
+        *ExtraFields.model_fields, *UNSUPPORTED, REQUEST_ID_HEADER, "x-turnout-priority",
+        "access", "authorization", "body", "message", "completions", "decoding", "tenant",
     }
 )  # fmt: skip
 

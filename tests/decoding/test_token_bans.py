@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +34,40 @@ def left(*rows: RowContext) -> list[set[int]]:
 
 
 ALL = set(range(VOCAB))
+
+
+class Fixed:
+    """A structure that allows the same tokens everywhere."""
+
+    end_ids, vocab_size, failure = frozenset({END}), VOCAB, ""
+
+    def __init__(self, allowed: set[int]) -> None:
+        self._mask = np.packbits([token in allowed for token in range(VOCAB)], bitorder="little")
+
+    def masks(self, answer: list[int], paths: Any) -> list[Any]:
+        return [self._mask for _ in paths]
+
+    def accepts(self, tokens: list[int]) -> bool:
+        return True
+
+    def clone(self) -> Fixed:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("structure", "sampling", "kept"),
+    [
+        ({END, 2}, {"min_tokens": 3}, {2}),
+        ({END}, {"min_tokens": 3}, {END}),
+        ({2, 3}, {"allowed_token_ids": (3, 4)}, {3}),
+        ({2, 3}, {"allowed_token_ids": (4,)}, {2, 3}),
+        ({2, 3}, {"bad_word_ids": ((2,),)}, {3}),
+    ],
+)
+def test_a_structure_comes_first(structure: set[int], sampling: dict[str, Any], kept: set[int]) -> None:
+    asked = row(**sampling)
+    asked.seq.constraint = Fixed(structure)
+    assert left(asked, row()) == [kept, ALL]
 
 
 @pytest.mark.parametrize(

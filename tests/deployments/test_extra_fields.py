@@ -9,10 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.batches.lines import Line, answer_line
 from deployments.extra_fields import UNSUPPORTED
+from deployments.grpc_messages import generate_call
 from deployments.http import build_http
 from deployments.schemas import IGNORED_FIELDS, ChatBody, CompletionBody, chat_job, completion_job
 from tests.deployments.in_process import make_service
+from turnout.client_messages import generate_request
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
 
@@ -87,17 +90,13 @@ def test_structures_by_other_names(asked: dict[str, Any], means: dict[str, Any])
 
 
 def test_a_grammar_of_llama_cpp_is_taken() -> None:
-    from tests.constrained import CHARS, char_compiler
-
-    job = completion_job({**TEXT, "ebnf": 'root ::= "a" word\nword ::= [b-c]+ "d"\n'})
-    structure = job.calls[0].sampling.structure
-    assert structure is not None
-    constraint = char_compiler().compile(structure)
-
-    def fits(text: str) -> bool:
-        return constraint.clone().accepts([CHARS.index(char) + 2 for char in text])
-
-    assert [fits(text) for text in ("abd", "accbd", "ad", "abde")] == [True, True, False, False]
+    for field in ("ebnf", "guided_grammar"):
+        structure = (
+            completion_job({**TEXT, field: 'root ::= "a" word\nword ::= [b-c]+ "d"\n'}).calls[0].sampling.structure
+        )
+        assert structure is not None
+        lines = [line for line in structure.value.split("\n") if line]
+        assert lines == ['start: "a" WORD', 'WORD: /[b-c]/+ "d"']
 
 
 NONSENSE: list[tuple[dict[str, Any], str]] = [
@@ -209,3 +208,28 @@ async def test_priority_and_salt_go_with_the_call() -> None:
     for job in (chat_job({**CHAT, "priority": -3, "cache_salt": "s"}), completion_job({**TEXT, "priority": 0})):
         call = job.calls[0]
         assert (call.rank, call.cache_salt) in ((-3, "s"), (0, ""))
+
+
+def test_the_python_clients_options_arrive() -> None:
+    sampling: Any = {
+        "min_tokens": 2,
+        "bad_words": ["a", "b"],
+        "allowed_token_ids": [3, 4],
+        "skip_special_tokens": False,
+    }
+    sampling |= {"include_stop_str_in_output": True, "truncate_prompt_tokens": -1, "max_tokens": 3}
+    call = generate_call(generate_request("x", None, {**sampling, "priority": -2, "cache_salt": "s"}))
+    asked = completion_job({"prompt": "x", **sampling, "priority": -2, "cache_salt": "s"}).calls[0]
+    assert (call.sampling, call.rank, call.cache_salt) == (asked.sampling, asked.rank, asked.cache_salt) != ({}, 0, "")
+    assert generate_call(generate_request("x", None, {})).sampling.skip_special_tokens
+    with pytest.raises(TurnoutError, match="cache_salt"):
+        generate_call(generate_request("x", None, {"cache_salt": "x" * 257}))
+
+
+async def test_a_line_of_a_batch_has_the_same_fields() -> None:
+    body = {**TEXT, "prompt_logprobs": 0, "return_token_ids": True}
+    line = Line(1, "c", COMPLETIONS, body)
+    result = await answer_line(make_service(), line, "r", lambda call: call, 1)
+    [choice] = result.record["response"]["body"]["choices"]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == (list(b"abc"), list(b"xyz"))
+    assert len(choice["prompt_logprobs"]) == 3
