@@ -132,6 +132,10 @@ class RequestValidator:
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
         sampling = call.sampling
+        if sampling.min_tokens > sampling.max_tokens:  # the pool's, where the request names none
+            raise invalid(
+                "min_tokens", f"must be at most max_tokens, {sampling.max_tokens} (got {sampling.min_tokens})"
+            )
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             for token in getattr(sampling, name) or ():
                 if not 0 <= token < self.vocab_size:
@@ -259,7 +263,7 @@ def _overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingPa
     if warm is not None and given.greedy:
         changed["temperature"] = warm
     most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
-    changed["max_tokens"] = min(max(1, given.min_tokens, int(share * most)), given.max_tokens)
+    changed["max_tokens"] = max(min(max(1, int(share * most)), most), given.min_tokens)
     return SamplingParams.model_validate({**given.model_dump(), **changed})
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from pool.local_pool import LocalPool
+from pool.request_defaults import RequestDefaults
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
 from pool.validation import bad_word_ids
 from tests.engine.harness import answer, call_of
 from tests.tokenizer_kinds import save_kind
 from training.random_models import byte_tokenizer
-from turnout.calls import ScoreCall
+from turnout.calls import GenerateCall, ScoreCall
 from turnout.errors import Code, TurnoutError
 from turnout.types import SamplingParams
 
@@ -147,3 +148,11 @@ async def test_another_salt_finds_no_cache(pool: LocalPool) -> None:
     (new, one), (fresh, other) = await scored("a"), await scored("c")
     assert new == 0 < fresh
     assert one == other
+
+
+def test_more_tokens_than_the_pool_allows_are_refused(pool: LocalPool) -> None:
+    checks = replace(pool.intake(), defaults=RequestDefaults(max_answer_tokens=5))
+    call = GenerateCall("r", "pair", SamplingParams(min_tokens=6), prompt="x")
+    with pytest.raises(TurnoutError, match="min_tokens: must be at most max_tokens, 5"):
+        checks.prepare(call)
+    assert checks.prepare(replace(call, sampling=SamplingParams(min_tokens=5))).max_tokens == 5
