@@ -163,7 +163,7 @@ def _open(config: TurnoutConfig, url: str, root_key_file: Path | None) -> Iterat
     """
     from kvstore.admin import StoreAdmin
     from kvstore.base import StoreFault
-    from kvstore.build import address_of, open_keyring
+    from kvstore.opening import address_of, open_keyring
     from kvstore.redis.checks import check_address
     from kvstore.redis.redis_store import RedisStore
     from turnout.kvstore_config import KVStoreConfig

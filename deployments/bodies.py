@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from turnout.errors import busy
+from turnout.errors import busy, invalid
 
 TOO_LARGE, TOO_LATE, ENCODED = 413, 408, 415
 CLOSE = {"Connection": "close"}
@@ -19,6 +21,7 @@ SLOW_S = 1.0
 MOST_SLOW = 128  # of all tenants; a tenant has half of them at most
 LEAST_S, SLOWEST_BYTES_S = 30.0, 128 << 10
 LARGE = 256 << 10  # bytes
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way to write one
 T = TypeVar("T")
 # One at a time: they take turns with the event loop for the interpreter, and several would take most of them.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
@@ -128,3 +131,36 @@ def check_encoding(request: Request) -> None:
 def too_large(max_bytes: int) -> HTTPException:
     """What is left of the body is not read: the connection ends with the answer."""
     return HTTPException(TOO_LARGE, f"body: at most {max_bytes} bytes", headers=CLOSE)
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        TurnoutError: not UTF-8, not JSON, not an object, or text that has no UTF-8 form.
+    """
+    try:
+        values = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise invalid("body", f"is no valid UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise invalid("body", f"is malformed JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except (RecursionError, ValueError):
+        raise invalid("body", "is malformed JSON: nested too deeply, or a number is too long") from None
+    if not isinstance(values, dict):
+        raise invalid("body", "must be a JSON object")
+    if ESCAPED_SURROGATE.search(data):
+        _check_surrogates(values)
+    return values
+
+
+def _check_surrogates(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise invalid(name.encode("ascii", "replace").decode(), "holds half a surrogate pair") from None
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise invalid("body", f"is malformed JSON: {text} is no JSON number")

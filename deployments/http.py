@@ -45,6 +45,8 @@ from deployments.openapi import answers, extras
 from deployments.openapi import document as openapi
 from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
+from deployments.responses import http as response_routes
+from deployments.responses.surface import ResponsesSurface
 from deployments.schemas import Job, chat_job, completion_job, read_json
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
@@ -63,7 +65,7 @@ CORS: dict[str, Any] = {
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 # as over gRPC: generations, and nothing else
-COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", messages.PATH})
+COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", messages.PATH})
 
 
 class EventStream(StreamingResponse):
@@ -90,7 +92,8 @@ def build_http(service: GenerationService) -> FastAPI:
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
     batches = batch_routes.router(service, service.batches)
-    own = (access.router(service), console.router(service.console), tokens_http.router(service))
+    kept = response_routes.router(service.responses)
+    own = (access.router(service), console.router(service.console), tokens_http.router(service), kept)
     for routes in (*own, messages.router(service, _respond), batches, openapi.router_of(service)):
         app.include_router(routes)
 
@@ -129,6 +132,11 @@ def build_http(service: GenerationService) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request, caller: CallerOf) -> Response:
         return await _respond(service, request, caller, ChoicesSurface(service, chat_job, ChatFormat()))
+
+    @app.post("/v1/responses")
+    async def respond(request: Request, caller: CallerOf) -> Response:
+        surface = ResponsesSurface(service.responses, service.ignored_tools)
+        return await _respond(service, request, caller, surface)
 
     _add_health(app, service)
     _add_inside(app, service)

@@ -234,10 +234,11 @@ class ChatFormat:
 
 
 def _chat_logprobs(chunk: Chunk) -> ChatLogprobs:
-    return {"content": [_chat_token(token) for token in chunk.tokens], "refusal": None}
+    return {"content": [chat_token(token) for token in chunk.tokens], "refusal": None}
 
 
-def _chat_token(token: TokenOut) -> ChatLogprob:
+def chat_token(token: TokenOut) -> ChatLogprob:
+    """Write a token with its alternatives."""
     broken, texts = dict(token.broken), top_texts(token)
     return {
         **_with_bytes(token.text, token.logprob, broken.get(token.id)),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from deployments.bodies import read_object
 from deployments.extra_fields import NO_EXTRAS, UNSUPPORTED, ExtraFields, Extras, refuse_unsupported
 from deployments.faults import respell
 from deployments.request_fields import ROLES, BodyPart, parse_prompts, parse_sampling, request_id, session_name
@@ -31,7 +31,6 @@ IGNORED_FIELDS = frozenset(
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
 SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids"}
-ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has no other way to write one
 B = TypeVar("B", bound="CommonBody")
 
 
@@ -185,36 +184,17 @@ class Job:
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """Parse a body.
+    """Parse a body; what is null, or changes nothing here, is left out.
 
     Raises:
-        TurnoutError: not UTF-8, not JSON, not an object, or text that has no UTF-8 form.
+        TurnoutError: see `read_object`.
     """
-    try:
-        values = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise invalid("body", f"is no valid UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise invalid("body", f"is malformed JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except (RecursionError, ValueError):
-        raise invalid("body", "is malformed JSON: nested too deeply, or a number is too long") from None
-    if not isinstance(values, dict):
-        raise invalid("body", "must be a JSON object")
-    if ESCAPED_SURROGATE.search(data):
-        _check_surrogates(values)
+    return without_ignored(read_object(data))
+
+
+def without_ignored(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is null, or changes nothing here."""
     return {name: value for name, value in values.items() if value is not None and name not in IGNORED_FIELDS}
-
-
-def _check_surrogates(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        try:
-            json.dumps([name, value], ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError:
-            raise invalid(name.encode("ascii", "replace").decode(), "holds half a surrogate pair") from None
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise invalid("body", f"is malformed JSON: {text} is no JSON number")
 
 
 def completion_job(values: dict[str, Any]) -> Job:

@@ -19,6 +19,7 @@ from deployments.faults import guarded, internal
 from deployments.health import Health, HealthReport, SharedAnswer, health_of
 from deployments.metrics import Metrics
 from deployments.request_fields import ROLES
+from deployments.responses.store import open_responses
 from deployments.telemetry.request_log import AuditLog, RequestLog
 from deployments.telemetry.request_trace import RequestTrace, RequestTracer
 from turnout import tracing
@@ -112,6 +113,8 @@ class GenerationService:
         self._config = config
         self.console = config.console
         self.batches = config.batches
+        self.responses = open_responses(config)
+        self.ignored_tools = config.responses.ignored_tools
         self._backends = backends
         self.metrics = metrics
         self.callers = Callers(config.access)
@@ -300,6 +303,8 @@ class GenerationService:
         """Write what is not written yet: usage, log and spans."""
         self.admission.close()
         self.callers.close()
+        if self.responses is not None:
+            self.responses.place.close()
         if self._log is not None:
             self._log.close()
         tracing.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.base import ByteStore, StoreFault
 from kvstore.encodings import Encodings
-from kvstore.keys import ROOT_KEY_BYTES, Keyring, load_root_key
+from kvstore.keys import Keyring
 from kvstore.lookup.admission import Doorkeeper
 from kvstore.lookup.controller import Controller
 from kvstore.lookup.fetcher import Fetcher
@@ -21,9 +20,7 @@ from kvstore.lookup.memory import HostMemory
 from kvstore.lookup.reader import ReadContext
 from kvstore.lookup.writer import RemoteTier, Writer
 from kvstore.maintenance import Maintenance, MaintenanceContext
-from kvstore.redis.checks import check_address
-from kvstore.redis.nodes import Address, TlsFiles, parse_url
-from kvstore.redis.redis_store import RedisStore
+from kvstore.opening import open_keyring, open_store
 from kvstore.store import PrefixStore
 from kvstore.tenants.encrypted_document import Sealer
 from kvstore.tenants.quotas import Quotas
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DECODERS = 2
-CHECK_S = 2.0
 
 
 class SharedStore:
@@ -162,45 +158,6 @@ def build_stores(
         if store is not None and owns_store:
             store.close()
         raise
-
-
-def open_keyring(config: KVStoreConfig) -> Keyring:
-    """Open the keys of the configured file; without one, make random keys.
-
-    Raises:
-        TurnoutError: the file holds no key.
-    """
-    if config.root_key_file is None:
-        return Keyring(secrets.token_bytes(ROOT_KEY_BYTES))
-    return Keyring(load_root_key(config.root_key_file), config.epoch)
-
-
-def open_store(config: KVStoreConfig) -> RedisStore:
-    """Open the configured Redis, and log what should be changed there.
-
-    Raises:
-        TurnoutError: it cannot be used as it is.
-    """
-    address = address_of(config)
-    checked = check_address(address, CHECK_S)
-    for warning in checked.warnings:
-        log.warning("prefix store: %s", warning)
-    return RedisStore(
-        address,
-        connections=config.connections,
-        breaker_errors=config.breaker_errors,
-        breaker_cooldown_s=config.breaker_cooldown_s,
-    )
-
-
-def address_of(config: KVStoreConfig) -> Address:
-    """Parse the address of the configured Redis.
-
-    Raises:
-        TurnoutError: the URL is none.
-    """
-    tls = TlsFiles(config.tls_ca_file, config.tls_cert_file, config.tls_key_file)
-    return parse_url(config.url, password_file=config.password_file, tls=tls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from turnout.pool_config import Section as Section
 from turnout.pool_config import ShadowConfig as ShadowConfig
 from turnout.pool_config import StickyConfig as StickyConfig
 from turnout.registry import explain, get_method, load
+from turnout.responses_config import ResponsesConfig
 from turnout.telemetry_config import TelemetryConfig
 
 POLICIES_PACKAGE = "router.policies"
@@ -185,6 +186,7 @@ class TurnoutConfig(Section):
     telemetry: Annotated[TelemetryConfig, Field(description="traces, logs, goals, audits")] = TelemetryConfig()
     console: Annotated[ConsoleConfig, Field(description="the web page")] = ConsoleConfig()
     batches: Annotated[BatchesConfig | None, Field(description="files of many requests; absent: none are taken")] = None
+    responses: Annotated[ResponsesConfig, Field(description="what /v1/responses keeps")] = ResponsesConfig()
     access: Annotated[
         AccessConfig | None, Field(description="tenants, keys, limits, usage; absent: everybody is one tenant")
     ] = None

@@ -20,8 +20,9 @@ import torch
 from benchmarks.harness import note
 from benchmarks.prefix_store.link import SlowLink
 from kvstore.base import ByteStore
-from kvstore.build import SharedStore, build_stores, open_store
+from kvstore.build import SharedStore, build_stores
 from kvstore.keys import Keyring
+from kvstore.opening import open_store
 from kvstore.store import PrefixStore
 from kvstore.types import ModelLayout, Offer, Wanted
 from turnout.config import KVStoreConfig

@@ -16,8 +16,9 @@ from deployments.extra_fields import UNSUPPORTED
 from deployments.messages import answers as messages
 from deployments.messages import bodies as messages_bodies
 from deployments.messages.bodies import CountBody, MessagesBody
-from deployments.openapi import answers, events, extras
+from deployments.openapi import answers, events, extras, responses
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
+from deployments.responses.body import CHAT_FIELDS, IGNORED, ResponseBody
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
 from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
 from turnout.types import SamplingParams
@@ -29,8 +30,8 @@ PATH = "/openapi.json"
 FAULTS: tuple[Any, ...] = (answers.ErrorAnswer, messages.MessageError)
 REF = "#/components/schemas/{model}"
 VERSION = "1"
-PARSED = (CompletionBody, ChatBody, SamplingParams, NewBatch, TokenizeBody, DetokenizeBody, CountBody, MessagesBody)
-INLINE = (CompletionBody, ChatBody, SamplingParams, CountBody, MessagesBody)
+INLINE = (CompletionBody, ChatBody, ResponseBody, SamplingParams, CountBody, MessagesBody)
+PARSED = (*INLINE, NewBatch, TokenizeBody, DetokenizeBody)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -48,6 +49,7 @@ ALWAYS = ("default",)
 KEYED = ("401", "403", "default")
 NAMED = ("401", "403", "404", "default")
 ASKED = ("400", "401", "403", "404", "408", "413", "415", "429", "503", "504", "default")
+KEPT = ("400", "401", "404", "503", "default")
 BATCHED = ("400", "401", "404", "415", "429", "default")
 
 
@@ -65,6 +67,7 @@ class Operation:
         chunk: what an event of the answer holds, where the body may ask for a stream.
         fault: body of an error.
         done: data of the last event of a stream; "": it has no sign of its end of its own.
+        event: the same, of a stream whose events have names.
     """
 
     method: str
@@ -79,6 +82,7 @@ class Operation:
     chunk: Any = None
     fault: Any = answers.ErrorAnswer
     done: str = events.DONE
+    event: Any = None
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +124,16 @@ def _messages_body(kind: type[CountBody], sampling_fields: frozenset[str], *need
         return _json(wanted)
 
     return body
+
+
+def _response_body(schemas: dict[str, Any]) -> dict[str, Any]:
+    chat = CHAT(schemas)["application/json"]["schema"]["properties"]
+    own = schemas[ResponseBody.__name__]["properties"]
+    fields = {name: chat[name] for name in sorted(CHAT_FIELDS)}
+    fields |= {name: _nullable(schema) for name, schema in own.items()}
+    fields |= {name: {"description": "accepted and ignored"} for name in sorted(IGNORED)}
+    fields["input"] = own["input"]
+    return _json({"type": "object", "properties": fields, "required": ["input"], "additionalProperties": False})
 
 
 def _prompt() -> dict[str, Any]:
@@ -169,6 +183,13 @@ ALL = (
               headers=ASKING, chunk=messages.MessageEvent, fault=messages.MessageError, done=""),
     Operation("post", "/v1/messages/count_tokens", "Count the tokens that a model would read.", messages.TokenCount,
               ASKED, _messages_body(CountBody, messages_bodies.SAMPLING, "messages"), fault=messages.MessageError),
+    Operation("post", "/v1/responses", "Answer a conversation, by OpenAI's Responses API.", responses.ResponseObject,
+              ASKED, _response_body, headers=ASKING, event=responses.AnyEvent),
+    Operation("get", "/v1/responses/{response_id}", "A response that is kept.", responses.ResponseObject, KEPT,
+              query=(("stream", {"const": False}),)),
+    Operation("delete", "/v1/responses/{response_id}", "Delete it.", responses.DeletedResponse, KEPT),
+    Operation("get", "/v1/responses/{response_id}/input_items", "The items of its request.", responses.InputItemList,
+              KEPT, query=(AFTER, ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}), ORDER)),
     Operation("post", "/tokenize", "What a model would read.", Tokens, ASKED, _body_of(TokenizeBody)),
     Operation("post", "/detokenize", "The text of tokens.", TokensText, ASKED, _body_of(DetokenizeBody)),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
@@ -215,7 +236,7 @@ def document(batches: bool, keys: bool = False, anonymous: bool = True, experime
     """
     operations = ALL + (BATCHES if batches else ()) + (EXPERIMENTS if experiments else ())
     kinds = [each.answer for each in operations if not isinstance(each.answer, str)]
-    kinds += [each.chunk for each in operations if each.chunk is not None]
+    kinds += [kind for each in operations for kind in (each.chunk, each.event) if kind is not None]
     wanted: list[Any] = [(kind, "serialization", TypeAdapter(kind)) for kind in (*kinds, *FAULTS)]
     wanted += [(kind, "validation", TypeAdapter(kind)) for kind in PARSED]
     names, made = TypeAdapter.json_schemas(wanted, ref_template=REF)
@@ -256,6 +277,8 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
     if each.chunk is not None:
         fault = {"$ref": REF.format(model=each.fault.__name__)}
         content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault, each.done)}
+    if each.event is not None:
+        content["text/event-stream"] = {"schema": events.named_event_schema(refs[each.event])}
     responses = {status: {"description": each.summary, "content": content} for status in ("200", *each.also)}
     responses |= {
         status: {"$ref": f"#/components/responses/{_response_name(each.fault, status)}"} for status in each.errors

@@ -99,3 +99,18 @@ def event_schema(chunk: dict[str, Any], fault: dict[str, Any], done: str = DONE)
         "properties": {"data": {"anyOf": [{"const": done}, held]}},
         "required": ["data"],
     }
+
+
+def named_event_schema(data: dict[str, Any]) -> dict[str, Any]:
+    """Describe one event of a stream whose events have names: `event` is the `type` of what `data` holds, as JSON.
+
+    Args:
+        data: reference to the shape of what is held.
+    """
+    held = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "description": "an event; the last one is response.completed, response.incomplete or response.failed",
+        "properties": {"event": {"type": "string"}, "data": held},
+        "required": ["event", "data"],
+    }

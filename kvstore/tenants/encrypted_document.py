@@ -1,4 +1,4 @@
-"""Small documents of the store itself in Redis: encrypted, and bound to the place they lie in."""
+"""Documents under keys of the store: encrypted, and bound to the place they lie in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstore.keys import Keyring
+from turnout.types import Namespace
 
 NONCE_BYTES = 12
 
@@ -21,10 +22,12 @@ class Sealer:
 
     Args:
         keyring: the store's keys.
+        purpose: of the documents, see `Keyring.derive`.
+        namespace: whose they are; None: the store's own.
     """
 
-    def __init__(self, keyring: Keyring) -> None:
-        self._cipher = AESGCM(keyring.derive("documents", None, 0))
+    def __init__(self, keyring: Keyring, purpose: str = "documents", namespace: Namespace | None = None) -> None:
+        self._cipher = AESGCM(keyring.derive(purpose, namespace, 0))
 
     def seal(self, place: bytes, text: bytes) -> bytes:
         """Encrypt by AES-256-GCM with a random nonce, bound to the place."""

@@ -104,6 +104,10 @@ class Quotas:
             self._store.script(FORGET, self._keys(namespace), lost, deadline)
         return len(lost)
 
+    def forget(self, namespace: Namespace, keys: Sequence[bytes], deadline: float) -> None:
+        """Take out of the index what was deleted."""
+        self._store.script(FORGET, self._keys(namespace), keys, deadline)
+
     def held(self, namespace: Namespace, deadline: float) -> Held:
         """Return what the index holds."""
         size, values = self._store.script(TOTAL, self._keys(namespace), [], deadline)

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvstore.admin import StoreAdmin
-from kvstore.build import open_keyring, open_store
 from kvstore.keys import write_root_key
+from kvstore.opening import open_keyring, open_store
 from kvstore.redis.embedded import EmbeddedServer
 from pool.local_pool import LocalPool
 from tests.engine import conftest as engine_fixtures

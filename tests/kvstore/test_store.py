@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.build import build_stores, open_keyring
+from kvstore.build import build_stores
 from kvstore.fakes import RecordingStore
 from kvstore.keys import Keyring
 from kvstore.layout import choose_chunk_tokens, layer_groups
+from kvstore.opening import open_keyring
 from kvstore.redis.redis_store import RedisStore
 from kvstore.types import ModelLayout, Offer
 from tests.kvstore.prefixes import (
