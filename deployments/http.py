@@ -125,6 +125,13 @@ def build_http(service: GenerationService) -> FastAPI:
         listed: answers.MethodList = {"object": "list", "data": methods}
         return JSONResponse(listed)
 
+    _add_health(app, service)
+    _add_generation(app, service)
+    _add_inside(app, service)
+    return app
+
+
+def _add_generation(app: FastAPI, service: GenerationService) -> None:
     @app.post("/v1/completions")
     async def complete(request: Request, caller: CallerOf) -> Response:
         return await _respond(service, request, caller, ChoicesSurface(service, completion_job, CompletionFormat()))
@@ -137,10 +144,6 @@ def build_http(service: GenerationService) -> FastAPI:
     async def respond(request: Request, caller: CallerOf) -> Response:
         surface = ResponsesSurface(service.responses, service.ignored_tools)
         return await _respond(service, request, caller, surface)
-
-    _add_health(app, service)
-    _add_inside(app, service)
-    return app
 
 
 def _add_middleware(app: FastAPI, service: GenerationService) -> None:

@@ -146,7 +146,7 @@ class FolderPlace:
         """See `Place`."""
         folder, now = self._folder(owner), self._clock()
         with named(KEPT):
-            folder.mkdir(exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / name
             write_whole(path, value)
             os.utime(path, (now, now))
