@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from tests.clients import responses_cases
 from tests.clients.cases import (
     NO_ANSWER,
     OTHER,
@@ -386,4 +387,4 @@ GIVING_UP = [
     completion("a whole answer given up", timed_out, **SLOW | {"prompt": NO_ANSWER}, then="give up"),
 ]  # fmt: skip
 
-CASES = [*MODELS, *COMPLETIONS, *CHAT, *FIELDS, *REFUSALS, *GIVING_UP]
+CASES = [*MODELS, *COMPLETIONS, *CHAT, *FIELDS, *responses_cases.CASES, *REFUSALS, *GIVING_UP]

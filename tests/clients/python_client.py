@@ -45,7 +45,9 @@ def _answer(client: openai.OpenAI, case: Case) -> Result:
     given = {name: value for name, value in case.arguments.items() if name in known}
     more = {name: value for name, value in case.arguments.items() if name not in known}
     answer = method(**given, extra_body=more) if more else method(**given)
-    if case.then == "go on":  # as users keep what was said: with null for what it does not have
+    if case.then == "go on" and case.call == "responses.create":
+        answer = method(**given | {"previous_response_id": answer.id})
+    elif case.then == "go on":  # as users keep what was said: with null for what it does not have
         said = answer.choices[0].message.model_dump()
         answer = method(**given | {"messages": [*given["messages"], said, *given["messages"]]})
     if case.call == "models.list":

@@ -17,6 +17,7 @@ from deployments.access.keys import make_key
 from deployments.access.tenants_file import Tenant, Tenants, write_tenants
 from deployments.metrics import INGRESS_STATES
 from deployments.pool_deployment import Pool, load_engine
+from kvstore.keys import write_root_key
 from tests.deployments.fake_pool import FakePool
 from turnout.access_config import TenantLimits
 from turnout.calls import Event, GenerateCall
@@ -82,6 +83,7 @@ def make_config(folder: Path, keys: dict[str, str]) -> TurnoutConfig:
         keys[name], record = make_key()
         made[name] = Tenant(limits=TenantLimits.model_validate(limits), keys=(record,))
     write_tenants(folder / "tenants.yaml", Tenants(tenants=made))
+    write_root_key(folder / "root.key")
     fake = {"small": "fake-small", "large": "fake-large"}
     return parse_config(
         {
@@ -111,6 +113,7 @@ def make_config(folder: Path, keys: dict[str, str]) -> TurnoutConfig:
                 "usage": {"folder": str(folder / "usage"), "sync": "never"},
             },
             "batches": {"folder": str(folder / "batches")},
+            "responses": {"folder": str(folder / "responses"), "root_key_file": str(folder / "root.key")},
             "ray": {"num_cpus": 8},
         }
     )

@@ -30,9 +30,16 @@ async function answer(client, { call, arguments: body, then }) {
     return { value };
   }
   if (call === "models.retrieve") return { value: await client.models.retrieve(body.model) };
-  const endpoint = call === "completions.create" ? client.completions : client.chat.completions;
+  const endpoints = {
+    "completions.create": client.completions,
+    "chat.completions.create": client.chat.completions,
+    "responses.create": client.responses,
+  };
+  const endpoint = endpoints[call];
   let got = await endpoint.create(body);
-  if (then === "go on") {
+  if (then === "go on" && call === "responses.create") {
+    got = await endpoint.create({ ...body, previous_response_id: got.id });
+  } else if (then === "go on") {
     const said = got.choices[0].message;
     got = await endpoint.create({ ...body, messages: [...body.messages, said, ...body.messages] });
   }
