@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
+from uuid import uuid4
 
 from deployments.access.callers import Caller
 from deployments.backend import Batch
@@ -52,6 +53,7 @@ class ResponsesSurface:
         self._ignored_tools = ignored_tools
         self._caller = Caller()
         self._asked: Asked | None = None
+        self._id = f"{self.prefix}{uuid4().hex}"  # no caller's: it names what is kept
 
     async def job(self, data: bytes, caller: Caller) -> Job:
         """See `deployments.surface.Surface`; what the request follows and refers to is looked up."""
@@ -72,7 +74,7 @@ class ResponsesSurface:
 
     async def whole(self, head: Head, job: Job, chunks: Sequence[Chunk], usage: Usage) -> Mapping[str, Any]:
         """See `deployments.surface.Surface`."""
-        output = Output(head.id, _logprobs(job))
+        output = Output(self._id, _logprobs(job))
         for chunk in chunks:
             output.add(CallReader().whole(chunk) if may_call(job.calls[0]) else chunk)
         output.end()
@@ -82,7 +84,7 @@ class ResponsesSurface:
         self, head: Head, job: Job, first: Batch, batches: AsyncGenerator[Batch, None]
     ) -> AsyncGenerator[str, None]:
         """See `deployments.surface.Surface`."""
-        output, lines = Output(head.id, _logprobs(job)), _Lines()
+        output, lines = Output(self._id, _logprobs(job)), _Lines()
         try:
             with guarded(head.id):
                 begun = self._response(head, "in_progress")
@@ -118,18 +120,18 @@ class ResponsesSurface:
         if self._known.job.calls[0].sampling.token_details:
             response["turnout"] = {"tokens": [token_object(token) for token in output.tokens]}
         if response["store"]:
-            response["store"] = await asyncio.to_thread(self._kept, head, response)
+            response["store"] = await asyncio.to_thread(self._kept, response)
         return response
 
-    def _kept(self, head: Head, response: ResponseObject) -> bool:
+    def _kept(self, response: ResponseObject) -> bool:
         """Keep a response; whether that could be done: an answer is not lost for it."""
         assert self._store is not None
         asked = self._known
-        items = [shown(item, head.id, place, f"input.{place}") for place, item in enumerate(asked.items)]
+        items = [shown(item, self._id, place, f"input.{place}") for place, item in enumerate(asked.items)]
         try:
             self._store.save(self._caller.owner, KeptResponse(dict(response), tuple(items), asked.history))
         except TurnoutError as error:
-            log.warning("%s is not kept: %s", head.id, error)
+            log.warning("%s is not kept: %s", self._id, error)
             return False
         return True
 
@@ -137,7 +139,7 @@ class ResponsesSurface:
         body, sampling = self._known.body, self._known.job.calls[0].sampling
         given = sampling.model_fields_set
         return {
-            "id": head.id,
+            "id": self._id,
             "object": "response",
             "created_at": head.created,
             "completed_at": None,
