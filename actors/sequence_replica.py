@@ -25,7 +25,7 @@ from actors.protocol import (
 from decoding.constraints.base import Constraint
 from decoding.model import Model
 from decoding.sequence import Sequence
-from pool.stop_strings import text_of
+from pool.stop_strings import detokenizer_of, text_of
 from pool.text import TextTokenizer
 from turnout.cost import ModelMeter
 from turnout.errors import Code, TurnoutError
@@ -225,7 +225,10 @@ class Replicas:
         seq.num_prompt_tokens = num_prompt
         seq.prompt_set = frozenset(tokens[:num_prompt])
         seq._ends = ends
-        seq.stop = text_of(self._tokenizer.detokenizer, tokens[:num_prompt], update.sampling) if watches else None
+        seq.stop = None
+        if watches:
+            text = detokenizer_of(self._tokenizer, tokens[:num_prompt], update.sampling)
+            seq.stop = text_of(text, update.sampling)
         structure = update.sampling.structure if bound else None
         seq.constraint, replica.making = None, None
         if structure is not None:

@@ -144,4 +144,5 @@ def _join(parts: list[Chunk]) -> Chunk:
         finish_reason=parts[-1].finish_reason,
         reasoning="".join(part.reasoning for part in parts),
         stop=parts[-1].stop,
+        tool_format=parts[0].tool_format,
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from deployments.schemas import ChatTurn, chat_message
-from deployments.tools import NamedFunction, NamedTool, ToolBody, ToolChoice, offered
+from deployments.tools import AllowedTool, AllowedToolsChoice, NamedFunction, NamedTool, ToolBody, ToolChoice, offered
 from turnout.calls import ChatMessage
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
@@ -41,8 +41,14 @@ def template(chat: pb.Chat, kwargs: dict[str, Any]) -> TemplateOptions:
     return made
 
 
-def conversation(chat: pb.Chat) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ...], Structure | None]:
-    """A conversation, the tools offered in it, and what the answer must fit so that a call among them can be read.
+def conversation(
+    chat: pb.Chat, answer: Structure | None = None
+) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ...], Structure | None]:
+    """A conversation, the tools offered in it, and what the answer must fit so that calls of them can be read.
+
+    Args:
+        chat: the message.
+        answer: what an answer that calls none must fit.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the field.
@@ -60,7 +66,8 @@ def conversation(chat: pb.Chat) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ..
         tools = [_tool(tool, place) for place, tool in enumerate(chat.tools)]
         read = validated(_Chat, {"messages": turns, "tools": tools}, "")
         messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(read.messages))
-        return messages, *offered(read.tools, _choice(chat))
+        several = not chat.HasField("parallel_tool_calls") or chat.parallel_tool_calls
+        return messages, *offered(read.tools, _choice(chat), several, answer)
 
 
 @contextmanager
@@ -89,6 +96,12 @@ def _tool(tool: pb.Tool, place: int) -> dict[str, Any]:
 
 
 def _choice(chat: pb.Chat) -> ToolChoice | None:
+    if chat.tool_choice.allowed:
+        if chat.tool_choice.mode not in ("", "auto", "required"):
+            raise invalid("tool_choice.allowed", "needs mode auto or required, or none given")
+        tools = [AllowedTool(name=name) for name in chat.tool_choice.allowed]
+        must: Literal["auto", "required"] = "required" if chat.tool_choice.mode == "required" else "auto"
+        return AllowedToolsChoice(type="allowed_tools", mode=must, tools=tools)
     match chat.tool_choice.WhichOneof("kind"):
         case "name":
             return NamedTool(function=NamedFunction(name=chat.tool_choice.name))

@@ -50,12 +50,10 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         prompt = request.prompt
     elif kind == "prompt_ids":
         prompt = tuple(request.prompt_ids.ids)
-    messages, tools, called = conversation(request.chat)
     sampling = parse_sampling(_sampling_values(request), "sampling")
-    if called is not None:
-        if sampling.structure is not None:
-            raise invalid("chat.tools", "conflict with structure; give one of them")
-        sampling = sampling.model_copy(update={"structure": called})
+    messages, tools, structure = conversation(request.chat, sampling.structure)
+    if structure is not sampling.structure:
+        sampling = sampling.model_copy(update={"structure": structure})
     return GenerateCall(
         request_id=request_id(request.request_id),
         model=request.model,
@@ -82,7 +80,9 @@ def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
     names |= {"messages": "chat.messages", "tools": "chat.tools", "method.params": "params"}
     names["reasoning_effort"] = "chat.reasoning_effort"
-    names["structure"] = "structure" if request.HasField("structure") else "chat.tools"
+    calls = len(request.chat.tools) > 0 and request.chat.tool_choice.mode != "none"
+    names["structure"] = "chat.tools" if calls else "structure"
+    names["structure.answer"] = "structure"
     names |= {f"structure.{place}.function": f"chat.tools.{place}" for place in range(len(request.chat.tools))}
     if request.WhichOneof("input") == "prompt_ids":
         names["prompt"] = "prompt_ids"
@@ -193,8 +193,12 @@ def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
     message.text = chunk.text
     if chunk.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[chunk.finish_reason]
-    for call in chunk.tool_calls:
+    if chunk.tool_calls and chunk.finish_reason is FinishReason.STOP:
         message.finish_reason = pb.FINISH_REASON_TOOL_CALLS
+    if isinstance(message, pb.ChoiceDelta):
+        for part in chunk.call_parts:
+            message.call_parts.add(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
+    for call in chunk.tool_calls:
         message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
     for token in chunk.tokens:
         _fill_token(message.tokens.add(), token)
@@ -288,6 +292,7 @@ def models_message(models: list[ModelDescription]) -> pb.ListModelsResponse:
             ends_source=model.ends_source,
             revision=model.revision,
             other_vocabulary=model.other_vocabulary,
+            tool_format=model.tool_format,
         )
     return message
 

@@ -12,7 +12,7 @@ from deployments.tools import ToolFormat, may_call
 from turnout.calls import GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
-from turnout.structure import Structure
+from turnout.structure import KINDS, Structure
 
 
 class SchemaFormat(BodyPart):
@@ -44,6 +44,8 @@ def structure_of(form: ResponseFormat | None, own: dict[str, Any] | None) -> tup
     if own is not None:
         if form is not None and form.type != "text":
             raise invalid("decoding.structure", "conflicts with response_format; give one of them")
+        if own.get("kind", KINDS[0]) not in KINDS:
+            raise invalid("decoding.structure", f"must hold exactly one of {', '.join(KINDS)}")
         where = "decoding.structure.json_schema" if "json_schema" in own else "decoding.structure"
         return validated(Structure, own, "decoding.structure"), where
     if form is None or form.type == "text":
@@ -68,5 +70,5 @@ def format_of(form: Format, call: GenerateCall) -> Format:
         call: any call of the request; all ask for the same.
     """
     if may_call(call) and isinstance(form, ChatFormat):
-        form = ToolFormat(form)
+        form = ToolFormat(form, call.tools)
     return DetailedFormat(form) if call.sampling.token_details else form

@@ -25,8 +25,8 @@ from turnout.types import RouteLimits, SamplingParams
 
 # OpenAI clients send these; they change nothing here.
 IGNORED_FIELDS = frozenset(
-    {"metadata", "moderation", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention"}
-    | {"safety_identifier", "service_tier", "spaces_between_special_tokens", "store", "user", "verbosity"}
+    {"metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    | {"service_tier", "spaces_between_special_tokens", "store", "user", "verbosity"}
     | {"guided_decoding_backend", "web_search_options"}
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
@@ -129,6 +129,7 @@ class ChatBody(CommonBody):
     messages: list[ChatTurn] = Field(default_factory=list)
     tools: list[ToolBody] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, Field(description="whether an answer may call several tools")] = True
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="variables of the chat template")
@@ -233,16 +234,13 @@ def chat_job(values: dict[str, Any]) -> Job:
     if "messages" not in rest:
         raise invalid("messages", "is needed")
     messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
-    tools, called = offered(body.tools, body.tool_choice)
-    if called is not None:
-        if structure_asked(body)[0] is not None:
-            raise invalid("tools", "conflict with response_format and decoding.structure; give one of them")
-        body = body.model_copy(update={"decoding": body.decoding.model_copy(update={"structure": called.short})})
     job = _job(body, sampling, [(None, messages)], names, echo=False)
-    if called is not None:
-        names["structure"] = "tools"
-    template = body.template()
-    return replace(job, calls=tuple(replace(call, tools=tools, template=template) for call in job.calls))
+    [call] = job.calls
+    tools, structure = offered(body.tools, body.tool_choice, body.parallel_tool_calls, call.sampling.structure)
+    if structure is not call.sampling.structure:
+        names["structure.answer"], names["structure"] = names["structure"], "tools"
+        call = replace(call, sampling=call.sampling.model_copy(update={"structure": structure}))
+    return replace(job, calls=(replace(call, tools=tools, template=body.template()),))
 
 
 def _split(

@@ -1,9 +1,12 @@
-"""Tools in chat requests: what is offered, the form a call then has, and calls found in answers."""
+"""Tools in chat requests: what is offered, what a call then must fit, and calls read out of answers."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import secrets
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -15,16 +18,21 @@ from decoding.constraints.schemas import ENDLESS, endless
 from deployments.openai_format import ChatFormat
 from deployments.openapi.answers import ChatChoice, ToolCallObject
 from deployments.openapi.events import ChatPart
+from deployments.openapi.events import ToolCallPart as ToolCallPartObject
 from deployments.request_fields import BodyPart
 from turnout.calls import Chunk, GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
-from turnout.structure import JSON_FORM, Structure
+from turnout.structure import Structure
+from turnout.tool_formats import tool_format
+from turnout.tool_formats.grammar import CallRules
+from turnout.tool_formats.parser import Argued, Called, CallParser, Ended, Event, Said
 from turnout.tools import Tool, ToolCall, ToolCallPart
+from turnout.types import FinishReason
 
 MAX_TOOLS = 128
-MARK, END_MARK = "<tool_call>\n", "\n</tool_call>"
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+ID_CHARS = string.ascii_letters + string.digits
 
 
 class FunctionBody(BodyPart):
@@ -56,6 +64,32 @@ class NamedTool(BodyPart):
     function: NamedFunction
 
 
+class AllowedTool(BodyPart):
+    """One of the functions that may be called; its name stands here, or in `function`."""
+
+    type: Literal["function"] = "function"
+    name: str = ""
+    function: NamedFunction | None = None
+
+
+class AllowedTools(BodyPart):
+    """Some of `tools`, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], Field(min_length=1)]
+
+
+class AllowedToolsChoice(BodyPart):
+    """`tool_choice` of some of the functions; all stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools | None = None
+    mode: Annotated[Literal["auto", "required"], Field(description="instead of allowed_tools.mode")] = "auto"
+    tools: Annotated[list[AllowedTool], Field(description="instead of allowed_tools.tools")] = Field(
+        default_factory=list
+    )
+
+
 class CalledFunction(BodyPart):
     """What was called."""
 
@@ -75,11 +109,22 @@ class CalledTool(BodyPart):
     provider_specific_fields: Annotated[Any, Field(description="accepted and ignored")] = None
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
-def offered(tools: list[ToolBody], choice: ToolChoice | None) -> tuple[tuple[Tool, ...], Structure | None]:
-    """The tools of a body, and what the answer must fit so that a call among them can be read.
+def offered(
+    tools: list[ToolBody], choice: ToolChoice | None, parallel: bool = True, answer: Structure | None = None
+) -> tuple[tuple[Tool, ...], Structure | None]:
+    """The tools of a body, and what the answer must fit so that calls of them can be read.
+
+    Args:
+        tools: of the body.
+        choice: `tool_choice`; None: auto.
+        parallel: whether an answer may call several.
+        answer: what an answer that calls none must fit.
+
+    Returns:
+        The tools, and what holds for the answer: calls and `answer` together, or `answer` where nothing is called.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the field.
@@ -87,28 +132,52 @@ def offered(tools: list[ToolBody], choice: ToolChoice | None) -> tuple[tuple[Too
     if not tools:
         if choice not in (None, "none"):
             raise invalid("tool_choice", "needs tools")
-        return (), None
+        return (), answer
     if len(tools) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} (got {len(tools)})")
     functions = {each.function.name: each.function for each in tools}
     if len(functions) < len(tools):
         raise invalid("tools", "two have the same name")
-    definitions = _definitions(tools)
+    schemas = _schemas(tools)
     made = tuple(Tool(each.name, each.description, json.dumps(each.parameters)) for each in functions.values())
     if choice == "none":
-        return made, None
+        return made, answer
+    names, required = _chosen(list(functions), choice)
+    several = parallel and not isinstance(choice, NamedTool)
+    rules = CallRules({name: schemas[name] for name in names}, required, several, answer)
+    try:
+        return made, rules.structure
+    except ValueError:
+        raise invalid("tools", "are too large together") from None
+
+
+def _chosen(functions: list[str], choice: ToolChoice | None) -> tuple[list[str], bool]:
+    """The functions that may be called, and whether one must be."""
     if isinstance(choice, NamedTool):
-        if choice.function.name not in functions:
-            raise invalid("tool_choice.function.name", f"must be one of {', '.join(functions)}")
-        functions = {choice.function.name: functions[choice.function.name]}
-    schema = _call_schema(list(functions), definitions)
-    if choice in (None, "auto"):
-        return made, validated(Structure, {"grammar": _free_or_call(schema)}, "tools")
-    return made, validated(Structure, {"json_schema": schema}, "tools")
+        return [_known(choice.function.name, functions, "tool_choice.function.name")], True
+    if not isinstance(choice, AllowedToolsChoice):
+        return functions, choice == "required"
+    field, allowed = "tool_choice.allowed_tools", choice.allowed_tools
+    if allowed is None:
+        field = "tool_choice"
+        allowed = AllowedTools.model_construct(mode=choice.mode, tools=choice.tools)
+    if not allowed.tools:
+        raise invalid(f"{field}.tools", "must not be empty")
+    names = [
+        _known(each.name if each.function is None else each.function.name, functions, f"{field}.tools.{place}")
+        for place, each in enumerate(allowed.tools)
+    ]
+    return list(dict.fromkeys(names)), allowed.mode == "required"
 
 
-def _definitions(tools: list[ToolBody]) -> dict[str, Any]:
-    """JSON schemas by name, as they stand in one schema of a call: `tool_NAME` for a function's arguments.
+def _known(name: str, functions: list[str], field: str) -> str:
+    if name not in functions:
+        raise invalid(field, f"must be one of {', '.join(functions)}")
+    return name
+
+
+def _schemas(tools: list[ToolBody]) -> dict[str, Any]:
+    """JSON schema of the arguments by function.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the tool's parameters and the keyword in them.
@@ -116,122 +185,130 @@ def _definitions(tools: list[ToolBody]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for place, each in enumerate(tools):
         under, schema = f"{place}.function.parameters", each.function.parameters
-        field, own = f"tools.{under}", f"tool_{each.function.name}"
+        field = f"tools.{under}"
         validated(Structure, {"json_schema": schema}, field)
         if schema.get("type", "object") != "object":
             raise invalid(f"{field}.type", "must be object: arguments are given by name")
-        flat = FlatSchema(schema, field, under, len(made))
-        found = flat.definitions | {own: placed({"type": "object", **flat.root}, [((), under)])}
-        whole = {"$ref": f"#/$defs/{own}", "$defs": found}
+        flat = FlatSchema(schema, field, under)
+        # A level of its own: what refers to the whole of it means what stands there.
+        own = placed({"type": "object", **flat.root}, [((), under)])
+        whole = {"$ref": "#/$defs/arguments", "$defs": {**flat.definitions, "arguments": own}}
         path = endless(whole)
         if path is not None:
             raise invalid(f"tools.{place_in(whole, path)}", f"no arguments fit the JSON schema: {ENDLESS}")
-        made |= found
+        made[each.function.name] = whole
     return made
-
-
-def _call_schema(names: list[str], definitions: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of a call of one of these functions."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/tool_{name}"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name in names
-    ]
-    return {"$defs": definitions, **(calls[0] if len(calls) == 1 else {"anyOf": calls})}
-
-
-def _free_or_call(schema: dict[str, Any]) -> str:
-    """Any text that does not begin as a call; a call; or text with a marked call at its end."""
-    call = json.dumps({"x-guidance": JSON_FORM, **schema}, ensure_ascii=False)
-    return "\n".join(
-        [
-            "start: TEXT | call | trigger call END",
-            f"trigger[lazy]: TEXT {json.dumps(MARK)}",
-            f"END: {json.dumps(END_MARK)}",
-            r"TEXT: /([^{](.|\n)*)?/",
-            f"call: %json {call}",
-        ]
-    )
-
-
-def call_in(text: str, begun: bool = False) -> tuple[str, ToolCall | None]:
-    """What is said before a call, and the call; an answer without one is all said.
-
-    Args:
-        text: an answer, or the rest of one.
-        begun: something was said before it, so that only a marked call can follow.
-    """
-    bare = text.startswith("{") and not begun
-    said, mark, rest = ("", "", text) if bare else text.partition(MARK)
-    if not (mark or bare):
-        return text, None
-    try:
-        call = json.loads(rest.removesuffix(END_MARK))
-        made = ToolCall(f"call_{uuid4().hex[:24]}", call["name"], json.dumps(call["arguments"], ensure_ascii=False))
-    except (ValueError, KeyError, TypeError):
-        return text, None
-    return said, made
 
 
 def may_call(call: GenerateCall) -> bool:
     """Whether calls of tools are to be read out of a call's answers."""
-    return bool(call.tools) and call.sampling.structure is not None
+    structure = call.sampling.structure
+    return structure is not None and structure.kind == "tools"
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An answer that is being read; calls that have ended are `calls`."""
+
+    parser: CallParser
+    short_ids: bool
+    calls: list[ToolCall] = field(default_factory=list)
+    begun: int = 0
+    open: ToolCall | None = None
+    done: bool = False  # the end of a call is the last there is
+
+    def parts(self, events: list[Event]) -> Iterator[Said | ToolCallPart | Ended]:
+        """Turn events into parts of calls, and keep what has ended."""
+        for event in events:
+            self.done = isinstance(event, Ended) and not event.broken
+            match event:
+                case Said():
+                    yield event
+                case Called(name):
+                    self.open = ToolCall(_new_id(self.short_ids), name, "")
+                    self.begun += 1
+                    yield ToolCallPart(self.begun - 1, self.open.id, name)
+                case Argued(text):
+                    assert self.open is not None
+                    self.open = replace(self.open, arguments=self.open.arguments + text)
+                    yield ToolCallPart(self.begun - 1, arguments=text)
+                case Ended(broken):
+                    assert self.open is not None
+                    if not broken:
+                        self.calls.append(self.open)
+                    yield event
+
+
+def _new_id(short: bool) -> str:
+    return "".join(secrets.choice(ID_CHARS) for _ in range(9)) if short else f"call_{uuid4().hex[:24]}"
 
 
 class CallReader:
-    """Reads calls of tools out of answers. A call comes at once, when it is whole."""
+    """Reader of calls of tools in answers, whole or as they come.
 
-    def __init__(self) -> None:
-        self._held: dict[int, str] = {}
-        self._begun: set[int] = set()
+    What is no call stays text. A call whose arguments are cut, or are no JSON, is text of a whole answer; in a stream
+    its parts are given before that is known, and the rest is text.
+
+    Args:
+        tools: that were offered.
+    """
+
+    def __init__(self, tools: tuple[Tool, ...] = ()) -> None:
+        self._schemas: Mapping[str, Any] = {each.name: json.loads(each.parameters) for each in tools}
+        self._readings: dict[int, _Reading] = {}
 
     def whole(self, chunk: Chunk) -> Chunk:
-        """A finished answer: what is said, and the call."""
-        said, call = call_in(chunk.text)
-        return chunk if call is None else replace(chunk, text=said, tool_calls=(call,))
+        """A finished answer: what is said, and the calls."""
+        reading = self._new(chunk)
+        said, thought = [], [chunk.reasoning]
+        for part in reading.parts(reading.parser.feed(chunk.text, final=True)):
+            if isinstance(part, Ended):
+                said.append(part.broken)
+            elif isinstance(part, Said):
+                (thought if part.thought else said).append(part.text)
+        return self._finished(replace(chunk, text="".join(said), reasoning="".join(thought)), reading)
 
     def part(self, chunk: Chunk) -> Chunk:
-        """New output of an answer; text that may become a call is held back."""
-        text = self._held.pop(chunk.index, "") + chunk.text
-        call = None
-        if chunk.finish_reason is None:
-            shown = self._shown(chunk.index, text)
-            self._held[chunk.index] = text[shown:]
-            text = text[:shown]
-        else:
-            text, call = call_in(text, chunk.index in self._begun)
-        if text:
-            self._begun.add(chunk.index)
-        if call is None:
-            return replace(chunk, text=text)
-        return replace(
-            chunk,
-            text=text,
-            tool_calls=(call,),
-            call_parts=(ToolCallPart(0, call.id, call.name, call.arguments),),
-        )
+        """New output of an answer: what is said, and what is new of calls; all calls with the last of it."""
+        if (reading := self._readings.get(chunk.index)) is None:
+            reading = self._readings[chunk.index] = self._new(chunk)
+        said, thought = "", chunk.reasoning
+        new: list[ToolCallPart] = []
+        final = chunk.finish_reason is not None
+        for part in reading.parts(reading.parser.feed(chunk.text, final)):
+            if isinstance(part, ToolCallPart):
+                if new and new[-1].index == part.index:
+                    new[-1] = replace(new[-1], arguments=new[-1].arguments + part.arguments)
+                else:
+                    new.append(part)
+            elif isinstance(part, Said) and part.thought:
+                thought += part.text
+            elif isinstance(part, Said):
+                said += part.text
+        read = replace(chunk, text=said, reasoning=thought, call_parts=tuple(new))
+        return self._finished(read, reading) if final else read
 
-    def _shown(self, index: int, text: str) -> int:
-        """How many characters are no part of a call, whatever comes next."""
-        if index not in self._begun and text.startswith("{"):
-            return 0
-        at = text.find(MARK)
-        if at >= 0:
-            return at
-        longest = next((n for n in range(len(MARK) - 1, 0, -1) if text.endswith(MARK[:n])), 0)
-        return len(text) - longest
+    def _finished(self, chunk: Chunk, reading: _Reading) -> Chunk:
+        """The last of an answer with its calls: one that ends in a call has ended, wherever it was cut."""
+        reason = FinishReason.STOP if reading.done else chunk.finish_reason
+        return replace(chunk, tool_calls=tuple(reading.calls), finish_reason=reason)
+
+    def _new(self, chunk: Chunk) -> _Reading:
+        form = tool_format(chunk.tool_format)
+        return _Reading(CallParser(form, self._schemas), form.short_ids)
 
 
 class ToolFormat:
-    """The chat endpoint's format, with calls read out of the answers."""
+    """The chat endpoint's format, with calls read out of the answers.
 
-    def __init__(self, form: ChatFormat) -> None:
+    Args:
+        form: the endpoint's.
+        tools: that were offered.
+    """
+
+    def __init__(self, form: ChatFormat, tools: tuple[Tool, ...] = ()) -> None:
         self._form = form
-        self._reader = CallReader()
+        self._reader = CallReader(tools)
         self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
 
     def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:
@@ -241,7 +318,7 @@ class ToolFormat:
         if read.tool_calls:
             made["message"]["content"] = read.text or None
             made["message"]["tool_calls"] = [_call_object(call) for call in read.tool_calls]
-            made["finish_reason"] = "tool_calls"
+            made["finish_reason"] = called_or(read)
         return made
 
     def delta(self, chunk: Chunk, logprobs: bool) -> ChatPart:
@@ -251,14 +328,23 @@ class ToolFormat:
         if not read.text:
             del made["delta"]["content"]
         if read.call_parts:
-            made["delta"]["tool_calls"] = [
-                {"index": part.index, **_call_object(ToolCall(part.id, part.name, part.arguments))}
-                for part in read.call_parts
-            ]
+            made["delta"]["tool_calls"] = [_part_object(part) for part in read.call_parts]
         if read.tool_calls:
-            made["finish_reason"] = "tool_calls"
+            made["finish_reason"] = called_or(read)
         return made
+
+
+def called_or(chunk: Chunk) -> Literal["tool_calls"] | FinishReason:
+    """The finish reason of an answer with calls: that one, unless it was cut."""
+    return chunk.finish_reason if chunk.finish_reason is FinishReason.LENGTH else "tool_calls"
 
 
 def _call_object(call: ToolCall) -> ToolCallObject:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _part_object(part: ToolCallPart) -> ToolCallPartObject:
+    if not part.id:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    call = _call_object(ToolCall(part.id, part.name, part.arguments))
+    return {"index": part.index, "id": call["id"], "type": call["type"], "function": {**call["function"]}}

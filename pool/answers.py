@@ -11,7 +11,7 @@ from decoding.sequence import Sequence
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share, shared
 from pool.resume import ResumeState, notes_of
-from pool.stop_strings import StopStrings, text_of
+from pool.stop_strings import StopStrings, detokenizer_of, text_of
 from pool.structures import check_answer
 from pool.text import TextTokenizer
 from pool.usage import token_out
@@ -35,6 +35,7 @@ class Answer:
         started: set once it has a token, or has ended.
         taken: tokens that its method has given.
         ended: whether its last chunk has been sent.
+        tool_format: how calls are written in its text; "": there are none.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Answer:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
     ended: bool = False
+    tool_format: str = ""
 
     def skip(self, token_ids: Iterable[int]) -> None:
         """Advance the text over tokens that the client has."""
@@ -61,7 +63,8 @@ class Answer:
     def chunk(self, tokens: tuple[Token, ...]) -> Chunk:
         """Make a chunk of the next tokens and the text so far."""
         text = self.delivery.text(self.text.take())
-        return Chunk(self.index, text, tuple(token_out(token, self.spans) for token in tokens))
+        outs = tuple(token_out(token, self.spans) for token in tokens)
+        return Chunk(self.index, text, outs, tool_format=self.tool_format)
 
     def last_chunk(self) -> Chunk:
         """Make the chunk that ends it: the rest of its text, and the reason."""
@@ -72,7 +75,7 @@ class Answer:
             self.text.end(last)
         text = self.delivery.text(self.text.take(final=True))
         self.delivery.end()
-        return Chunk(self.index, text, (), reason, stop=self._stop(reason))
+        return Chunk(self.index, text, (), reason, stop=self._stop(reason), tool_format=self.tool_format)
 
     def _stop(self, reason: FinishReason) -> str | int | None:
         """What of the request's stop strings and stop token ids ended it; None: none of them did."""
@@ -94,8 +97,8 @@ def new_sequence(
         index: of the answer; each has noise of its own.
     """
     call, sampling = prepared.call, prepared.sampling
-    spans = tokenizer.detokenizer(prepared.prompt, special=not sampling.skip_special_tokens)
-    text = text_of(tokenizer.detokenizer, prepared.prompt, sampling)
+    spans = detokenizer_of(tokenizer, prepared.prompt, sampling)
+    text = text_of(spans.clone(), sampling)
     sequence = Sequence(
         prepared.prompt,
         sampling,

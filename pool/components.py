@@ -155,6 +155,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     """
     pool = config.pools[loaded.name]
     loaded.defaults = RequestDefaults.of(pool, loaded.tokenizer.generation)
+    loaded.tokenizer.tool_format = pool.tool_format
     loaded.revisions = {name: revision_of(config.models[name].path) for name in pool.members}
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")

@@ -8,7 +8,7 @@ once, and only the rest becomes U+FFFD.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,14 +67,14 @@ class ByteDetokenizer:
     Args:
         table: bytes of tokens.
         before: tokens in front of the answer, which space its first word and may begin its first character.
-        special: whether special tokens show by their names.
+        shown: special tokens that show by their names.
     """
 
-    __slots__ = ("_begun", "_fed", "_pending", "_special", "_table")
+    __slots__ = ("_begun", "_fed", "_pending", "_shown", "_table")
 
-    def __init__(self, table: TokenBytes, before: Sequence[int] = (), special: bool = False) -> None:
+    def __init__(self, table: TokenBytes, before: Sequence[int] = (), shown: Container[int] = ()) -> None:
         self._table = table
-        self._special = special
+        self._shown = shown
         self._fed = False
         last: list[int] = []
         for token_id in reversed(before):
@@ -107,7 +107,7 @@ class ByteDetokenizer:
         return Span(split_complete(self._pending + data)[0], data)
 
     def _next(self, token_id: int) -> bytes:
-        if self._special and (name := self._table.names.get(token_id)) is not None:
+        if token_id in self._shown and (name := self._table.names.get(token_id)) is not None:
             return name.encode()
         return self._table.after(token_id) if self._begun else self._table.first(token_id)
 
@@ -118,7 +118,7 @@ class ByteDetokenizer:
 
     def clone(self) -> ByteDetokenizer:
         """See `Detokenizer.clone`."""
-        twin = ByteDetokenizer(self._table, special=self._special)
+        twin = ByteDetokenizer(self._table, shown=self._shown)
         twin._begun, twin._fed, twin._pending = self._begun, self._fed, self._pending
         return twin
 
@@ -131,10 +131,10 @@ class WindowDetokenizer:
         data_of: bytes of a token of which no text tells; None: those of its text.
         names: text of each special token.
         before: tokens in front of the answer.
-        special: whether special tokens show by their names.
+        named: special tokens that show by their names.
     """
 
-    __slots__ = ("_data_of", "_decode", "_ids", "_names", "_pending", "_shown", "_special")
+    __slots__ = ("_data_of", "_decode", "_ids", "_named", "_names", "_pending", "_shown")
 
     def __init__(
         self,
@@ -142,9 +142,9 @@ class WindowDetokenizer:
         data_of: Callable[[int], bytes | None],
         names: dict[int, str],
         before: Sequence[int] = (),
-        special: bool = False,
+        named: Container[int] = (),
     ) -> None:
-        self._special = special
+        self._named = named
         self._decode = decode
         self._data_of = data_of
         self._names = names
@@ -155,7 +155,7 @@ class WindowDetokenizer:
     def feed(self, token_id: int) -> str:
         """See `Detokenizer.feed`."""
         if token_id in self._names:
-            return self._names[token_id] if self._special else ""
+            return self._names[token_id] if token_id in self._named else ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if text.endswith(REPLACEMENT):
@@ -203,7 +203,7 @@ class WindowDetokenizer:
 
     def clone(self) -> WindowDetokenizer:
         """See `Detokenizer.clone`."""
-        twin = WindowDetokenizer(self._decode, self._data_of, self._names, special=self._special)
+        twin = WindowDetokenizer(self._decode, self._data_of, self._names, named=self._named)
         twin._ids, twin._shown, twin._pending = list(self._ids), self._shown, self._pending
         return twin
 

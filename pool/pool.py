@@ -121,7 +121,7 @@ class Pool:
             call = replace(call, trace=header_of(span))
         try:
             prepared = await self.intake().admit(call)
-            constraint = await self.tokenizer.structures.admit(call.sampling, self.vocab_size, call.tenant)
+            constraint = await self.tokenizer.structures.admit(prepared.call.sampling, self.vocab_size, call.tenant)
             prepared = replace(prepared, constraint=constraint)
             untold = call.include_prompt_len
             async with self._started(prepared) as (events, queue_s):
@@ -328,7 +328,8 @@ def _descriptions(pool: Pool) -> list[ModelDescription]:
     ends = pool.tokenizer.ends.described(pool.tokenizer.name_of)
     sizes, default = (total, pool.vocab_size, pool.max_length), (pool.default_method, pool.default_params)
     routed = pool.routing is not None
-    described = [ModelDescription(pool.name, large.architecture, *sizes, pool.roles, *default, routed, **ends)]
+    of_pool = ModelDescription(pool.name, large.architecture, *sizes, pool.roles, *default, routed, **ends)
+    described = [replace(of_pool, tool_format=pool.tokenizer.tools.form.name)]
     for m in pool.members.values():
         own = pool.foreign.get(m.name)
         said = {**own.ends.described(own.name_of), "other_vocabulary": True} if own is not None else dict(ends)

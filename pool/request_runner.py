@@ -151,7 +151,11 @@ class RequestRunner:
         self._answered = answered
         self._tasks: list[asyncio.Task[None]] = []
         self._handover: HandOver | None = None
-        self.answers = [Answer(each, *self.fresh(each), left) for each, left in enumerate(deliveries(prepared.call))]
+        form = prepared.tool_format
+        self.answers = [
+            Answer(each, *self.fresh(each), left, tool_format=form)
+            for each, left in enumerate(deliveries(prepared.call))
+        ]
 
     def fresh(self, index: int) -> tuple[Sequence, StopStrings, Detokenizer]:
         """An answer as it is before its first token."""

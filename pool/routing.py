@@ -21,6 +21,7 @@ from router.shadows import Shadows, deferring
 from turnout.calls import ChatMessage, Chunk, DriftReading, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.tool_formats.grammar import CallRules
 
 SHADOW_TENANT = "(shadow)"  # its time on the models is no tenant's, and no tenant can be called that
 
@@ -297,8 +298,13 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
         if (value := getattr(call.limits, name)) is not None
     }
     body["decoding"] = {"session": call.session, "limits": limits, "parse_special": call.parse_special}
-    if call.sampling.structure is not None:
-        body["decoding"]["structure"] = call.sampling.structure.short
+    structure = call.sampling.structure
+    if structure is not None and structure.kind == "tools":
+        rules = CallRules.of(structure)
+        body |= {"tool_choice": "required" if rules.required else "auto", "parallel_tool_calls": rules.parallel}
+        structure = rules.answer
+    if structure is not None:
+        body["decoding"]["structure"] = structure.short
     return body
 
 

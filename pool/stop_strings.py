@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pool.detokenizer import Detokenizer
+from turnout.tool_formats.grammar import form_of_calls
 from turnout.types import SamplingParams
+
+if TYPE_CHECKING:
+    from pool.text import TextTokenizer
 
 
 class StopStrings:
@@ -85,19 +90,24 @@ class StopStrings:
         return twin
 
 
-def text_of(
-    detokenizer: Callable[[Sequence[int], bool], Detokenizer], prompt: Sequence[int], sampling: SamplingParams
-) -> StopStrings:
+def detokenizer_of(tokenizer: TextTokenizer, prompt: Sequence[int], sampling: SamplingParams) -> Detokenizer:
+    """Return a detokenizer of an answer's tokens, with the special tokens that its text shows.
+
+    Args:
+        tokenizer: the pool's.
+        prompt: token ids before the answer.
+        sampling: of the answer.
+    """
+    form = form_of_calls(sampling.structure)
+    shown = tokenizer.tools.shown(form) if form else ()
+    return tokenizer.detokenizer(prompt, not sampling.skip_special_tokens, shown)
+
+
+def text_of(detokenizer: Detokenizer, sampling: SamplingParams) -> StopStrings:
     """Return the empty text of an answer.
 
     Args:
-        detokenizer: makes one, of the tokens before the answer and whether special tokens show.
-        prompt: token ids.
+        detokenizer: of the answer; nothing of it was fed.
         sampling: of the answer.
     """
-    return StopStrings(
-        detokenizer(prompt, not sampling.skip_special_tokens),
-        sampling.stop,
-        sampling.include_stop_str_in_output,
-        sampling.min_tokens,
-    )
+    return StopStrings(detokenizer, sampling.stop, sampling.include_stop_str_in_output, sampling.min_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +21,7 @@ from pool.request_defaults import generation_sampling
 from pool.special_tokens import SpecialTokens, pattern_of, strings_of
 from pool.structures import Structures
 from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
+from pool.tool_template import ToolTemplate, form_of
 from pool.vocabulary import TextVocabulary
 from turnout.calls import ChatMessage
 from turnout.chat_template import NO_OPTIONS, TemplateOptions
@@ -47,10 +48,13 @@ class TextTokenizer:
 
     Args:
         path: folder of a Hugging Face tokenizer.
+        tool_format: how the model writes calls of tools; "": as its chat template or vocabulary shows. It may be set
+            before anything is encoded.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tool_format: str = "") -> None:
         self._path = path
+        self.tool_format = tool_format
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         self.ends = end_of_text(path, self._tokenizer)
         self.generation, self.notes = generation_sampling(path)
@@ -88,6 +92,12 @@ class TextTokenizer:
         names = self._bytes.names | {each: self._tokenizer.convert_ids_to_tokens(each) or "" for each in self.eos_ids}
         definition = self._tokenizer.backend_tokenizer.to_str()
         return TextVocabulary(definition, tuple(self._prefix), end, self.eos_ids, names)
+
+    @cached_property
+    def tools(self) -> ToolTemplate:
+        """How conversations with tools become prompts, and how calls are written in answers."""
+        form = form_of(self._tokenizer.chat_template, self.vocabulary(), self.tool_format)
+        return ToolTemplate(form, self._rendered, {name: each for each, name in self._names.items()})
 
     @cached_property
     def structures(self) -> Structures:
@@ -128,18 +138,14 @@ class TextTokenizer:
             template: what else the chat template gets.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT when there is no chat template, it refuses the conversation, or it has no
-                place for tools; OUT_OF_RANGE: see `most`.
+            TurnoutError: INVALID_ARGUMENT when there is no chat template, or it refuses the conversation;
+                OUT_OF_RANGE: see `most`.
         """
         if not self.has_chat_template:
             raise invalid("messages", NO_TEMPLATE)
         turns, offered, kwargs = self._without_special_tokens(messages, tools, template.kwargs)
         template = replace(template, kwargs=kwargs)
-        text = self._rendered(turns, None, template)
-        if offered:
-            plain, text = text, self._rendered(turns, offered, template)
-            if text == plain:
-                raise invalid("tools", "this model's chat template has no place for tools")
+        text = self._rendered(*self.tools.filled(turns, offered), template)
         if most is not None:
             self.check_length("messages", text, most)
         if self._special is not None and (hidden := self._special.encode_chat(text)) is not None:
@@ -172,7 +178,7 @@ class TextTokenizer:
     ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [{**turn, "content": _in_parts(turn["content"])} for turn in turns] if self._takes_parts else turns,
+                [_in_parts_of(turn) for turn in turns] if self._takes_parts else turns,
                 tools=tools,
                 add_generation_prompt=template.begins_answer,
                 continue_final_message=template.continue_final_message,
@@ -210,7 +216,7 @@ class TextTokenizer:
     @cached_property
     def _twin(self) -> TextTokenizer:
         """The thread's own."""
-        return TextTokenizer(self._path)
+        return TextTokenizer(self._path, self.tool_format)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Text of token ids.
@@ -225,16 +231,19 @@ class TextTokenizer:
         detokenizer = self.detokenizer(special=special)
         return "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
 
-    def detokenizer(self, before: Sequence[int] = (), special: bool = False) -> Detokenizer:
+    def detokenizer(self, before: Sequence[int] = (), special: bool = False, shown: Container[int] = ()) -> Detokenizer:
         """A detokenizer of one text.
 
         Args:
             before: the tokens in front of it, which may be needed to space its first word.
             special: whether special tokens show by their names.
+            shown: those that do in any case.
         """
+        if special:
+            shown = self._names.keys()
         if self._bytes is not None and self._bytes.is_local:
-            return ByteDetokenizer(self._bytes, before, special)
-        return WindowDetokenizer(self._decode, self._fragment, self._names, before, special)
+            return ByteDetokenizer(self._bytes, before, shown)
+        return WindowDetokenizer(self._decode, self._fragment, self._names, before, shown)
 
     def spans(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Span]:
         """Parts of the text of token ids; see `detokenizer.Span`."""
@@ -258,18 +267,10 @@ class TextTokenizer:
         """Tokens that mean something to the chat template; None without a fast tokenizer."""
         if not self._tokenizer.is_fast:
             return None
-        core, rendered = self._tokenizer.backend_tokenizer, "".join(self._trials())
+        core, rendered = self._tokenizer.backend_tokenizer, "".join(_trials(self))
         added = core.get_added_tokens_decoder().values()
         turns = {each.content for each in added if not each.special and each.content.strip() in rendered}
         return SpecialTokens(core, {name for name in turns if name.strip() and not name.isalnum()})
-
-    def _trials(self) -> Iterator[str]:
-        """Yield conversations that say nothing, in which every token is the template's own."""
-        user, answer = ChatMessage("user", "a"), ChatMessage("assistant", "a")
-        for messages in ([user], [user, answer, user], [ChatMessage("system", "a"), user]):
-            if self._tokenizer.chat_template:
-                with suppress(TurnoutError):  # some templates know no system message
-                    yield self._rendered([_turn(message) for message in messages], None)
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -291,6 +292,15 @@ class TextTokenizer:
         """Bytes of a token that is written as a byte; None for the others."""
         found = BYTE_FALLBACK.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "")
         return bytes.fromhex(found[1]) if found else None
+
+
+def _trials(tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield conversations that say nothing, in which every token is the template's own."""
+    user, answer = ChatMessage("user", "a"), ChatMessage("assistant", "a")
+    for messages in ([user], [user, answer, user], [ChatMessage("system", "a"), user]):
+        if tokenizer.has_chat_template:
+            with suppress(TurnoutError):  # some templates know no system message
+                yield tokenizer._rendered([_turn(message) for message in messages], None)
 
 
 def vocabularies_of(tokenizer: TextTokenizer, foreign: Mapping[str, TextTokenizer]) -> Vocabularies:
@@ -353,6 +363,10 @@ def _takes_parts(tokenizer: Any) -> bool:
         return False
 
     return bool(tokenizer.chat_template) and not knows(PROBE) and knows(_in_parts(PROBE))
+
+
+def _in_parts_of(turn: dict[str, Any]) -> dict[str, Any]:
+    return turn if turn["content"] is None else {**turn, "content": _in_parts(turn["content"])}
 
 
 def _in_parts(content: str) -> list[dict[str, str]]:

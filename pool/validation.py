@@ -18,6 +18,7 @@ from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.message_size import MOST_UNITS, units
 from turnout.pool_config import USUAL_ROLES
 from turnout.registry import ALONE, MethodInfo, MethodParams, get_method
+from turnout.tool_formats.grammar import CallRules, form_of_calls
 from turnout.types import MAX_SEED, SamplingParams, given_limits
 
 # What a router may set instead of the caller; see `Decision.sampling`.
@@ -67,6 +68,11 @@ class PreparedRequest:
     constraint: Constraint | None = None
     account: str = ""
     renderings: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def tool_format(self) -> str:
+        """How calls of tools are written in its answers; "": there are none."""
+        return form_of_calls(self.call.sampling.structure)
 
     @property
     def joint(self) -> bool:
@@ -131,6 +137,7 @@ class RequestValidator:
             name = "messages" if call.messages is not None else "prompt"
             fitting = f"at most {self.max_length - 1} fit the context of {self.max_length}"
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
+        call = self._in_format(call)
         sampling = call.sampling
         if sampling.min_tokens > sampling.max_tokens:  # the pool's, where the request names none
             raise invalid(
@@ -146,6 +153,14 @@ class RequestValidator:
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
         return PreparedRequest(call, plan, prompt, seed, most, renderings=self._renderings(call, plan))
+
+    def _in_format(self, call: GenerateCall) -> GenerateCall:
+        """The call whose answers may call tools in the way of the pool's models."""
+        structure = call.sampling.structure
+        if structure is None or structure.kind != "tools":
+            return call
+        rules = CallRules.of(structure).in_format(self.tokenizer.tools.form)
+        return replace(call, sampling=call.sampling.model_copy(update={"structure": rules.structure}))
 
     def _encoded(self, call: GenerateCall, whole: bool = False) -> list[int]:
         """Return the token ids of a call's prompt, without those that it is to be cut by.

@@ -202,8 +202,9 @@ class Chunk:
 
     `reasoning` is what the model thought before its answer, as text; it is no part of `text`, its tokens are among
     `tokens`. `tool_calls` are what front ends read out of an answer, and leave out of its text: all of it, whole, with
-    its last chunk; `call_parts` is what is new of them in a stream. `stop` comes with the last chunk: the stop
-    string or token id that ended the answer, of those that the request gave.
+    its last chunk; `call_parts` is what is new of them in a stream. `tool_format` names how calls are written in
+    `text`, where there may be any (`turnout.tool_formats`). `stop` comes with the last chunk: the stop string or token
+    id that ended the answer, of those that the request gave.
     """
 
     index: int
@@ -214,6 +215,7 @@ class Chunk:
     call_parts: tuple[ToolCallPart, ...] = ()
     reasoning: str = ""
     stop: str | int | None = None
+    tool_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +348,7 @@ class ModelDescription:
     `ends` are the tokens that end an answer, by id; `ends_source`: generation_config.json, config.json or tokenizer, of
     the pool's large model; empty where none of them names one. `revision`: the commit of a hub's model; empty for a
     pool and for models of other places. `other_vocabulary`: of a member whose tokens are not the pool's: it drafts
-    across vocabularies, and cannot be asked alone.
+    across vocabularies, and cannot be asked alone. `tool_format`: how a pool's models write calls of tools.
     """
 
     name: str
@@ -362,6 +364,7 @@ class ModelDescription:
     ends_source: str = ""
     revision: str = ""
     other_vocabulary: bool = False
+    tool_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

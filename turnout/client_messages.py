@@ -29,7 +29,7 @@ from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
 from turnout.structure import Structure
-from turnout.tools import Tool, ToolCall
+from turnout.tools import Tool, ToolCall, ToolCallPart
 from turnout.types import FinishReason, TokenKind
 
 Prompt = str | Sequence[int]
@@ -194,14 +194,15 @@ def _text_or_ids(value: Prompt) -> pb.TextOrIds:
 
 def chunk(message: pb.Choice | pb.ChoiceDelta) -> Chunk:
     """A choice, or a part of one."""
-    calls = tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls)
-    reason = "STOP" if calls else pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_")
+    new = getattr(message, "call_parts", ())  # of a part alone
+    reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_").replace("TOOL_CALLS", "STOP")
     return Chunk(
         index=message.index,
         text=message.text,
         tokens=tuple(_token(token) for token in message.tokens),
         finish_reason=None if reason == "UNSPECIFIED" else FinishReason[reason],
-        tool_calls=calls,
+        tool_calls=tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls),
+        call_parts=tuple(ToolCallPart(each.index, each.id, each.name, each.arguments) for each in new),
     )
 
 
@@ -310,6 +311,7 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             ends_source=each.ends_source,
             revision=each.revision,
             other_vocabulary=each.other_vocabulary,
+            tool_format=each.tool_format,
         )
         for each in message.models
     ]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from turnout.chat_template import RESERVED
 from turnout.cluster_config import AutoscalingConfig, PlacementConfig
 from turnout.errors import FieldError
+from turnout.tool_formats import tool_formats
 from turnout.types import SamplingParams
 
 SMALL, LARGE = "small", "large"
@@ -164,6 +165,13 @@ class PoolConfig(Section):
         dict[str, dict[str, Any]],
         Field(description="variables of the chat template by reasoning_effort; absent: those that model families know"),
     ] = {}
+    tool_format: Annotated[
+        str,
+        Field(
+            description="how the models write calls of tools, as in docs/structured-output.md; empty: as their chat"
+            " template or vocabulary shows"
+        ),
+    ] = ""
     placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
     replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
     autoscaling: Annotated[
@@ -203,6 +211,12 @@ class PoolConfig(Section):
         for place, kwargs in named.items():
             if taken := sorted(RESERVED & kwargs.keys()):
                 raise FieldError(f"{place}.{taken[0]}", "is set by the server, or by a field of a request")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_format(self) -> PoolConfig:
+        if self.tool_format and self.tool_format not in tool_formats():
+            raise FieldError("tool_format", f"must be one of {', '.join(tool_formats())}")
         return self
 
     @model_validator(mode="after")

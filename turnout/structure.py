@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-Kind = Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+# `tools` is a server's own: calls of the functions that a request offers, see `turnout.tool_formats.grammar`.
+Kind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "tools"]
 KINDS: tuple[Kind, ...] = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 # One form for every value, as `json.dumps` writes it: free blanks would let a model write blanks for ever.
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 MAX_CHARS = 65_536
+MAX_TOOLS_CHARS = 4 * MAX_CHARS
 MAX_DEPTH = 32
 MAX_NODES = 8192
 MAX_CHOICES = 1024
@@ -54,8 +56,9 @@ class Structure(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Structure:
-        if len(self.value) > MAX_CHARS:
-            raise _fault(f"{self.kind} is too large: {len(self.value)} characters, at most {MAX_CHARS}")
+        most = MAX_TOOLS_CHARS if self.kind == "tools" else MAX_CHARS
+        if len(self.value) > most:
+            raise _fault(f"{self.kind} is too large: {len(self.value)} characters, at most {most}")
         if self.kind == "json_object":
             if self.value:
                 raise _fault("json_object takes no value")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from decoding.constraints.pattern_names import Patterns
 from decoding.constraints.refusals import NO_VALUE, REGEX_ERROR
 from turnout.errors import Code, TurnoutError, invalid, out_of_range
 from turnout.structure import JSON_FORM, Structure
+from turnout.tool_formats.grammar import CallRules, grammar_of
 
 MAX_MESSAGE = 400
+ANSWER = "answer"  # in a field: what an answer without a call must fit
 ESCAPES = re.compile(rb"(?:\\u(?!007[fF])[0-9a-fA-F]{4})+|\\[^u]")
 MOST_FOUND = 512  # masks of one answer's paths
 
@@ -50,6 +53,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._end_ids = vocabulary.end_ids
+        self._definition = vocabulary.definition
         self._tokenizer = LLTokenizer(vocabulary.definition, eos_token=min(vocabulary.end_ids))
         self._schemas = JsonSchemas(self._tokenizer)
 
@@ -64,8 +68,9 @@ class Compiler:
         if structure.kind == "json_schema":
             schemas.append(self._schemas.read(structure.schema_value))
             grammar = LLMatcher.grammar_from_json_schema(schemas[0], overrides=JSON_FORM)
-        elif structure.kind == "grammar":
-            text = with_schemas(structure.value, lambda schema: self._schemas.embedded(schema, schemas))
+        elif structure.kind in ("grammar", "tools"):
+            text = structure.value if structure.kind == "grammar" else self._calls(structure)
+            text = with_schemas(text, lambda schema: self._schemas.embedded(schema, schemas))
             reason = barren(text)
             if reason is not None:
                 raise invalid(FIELD, f"no text fits the grammar: {reason}")
@@ -85,6 +90,25 @@ class Compiler:
     def patterns(self) -> Patterns:
         """Says what names match what patterns."""
         return self._schemas.patterns()
+
+    def _calls(self, structure: Structure) -> str:
+        """The grammar of answers that may call functions; what they may fit instead is looked at by itself."""
+        rules = CallRules.of(structure)
+        if rules.answer is not None:
+            try:
+                self.compile(rules.answer)
+            except TurnoutError as error:
+                own = f"{FIELD}.{ANSWER}"
+                raise invalid(
+                    own + (error.field or "").removeprefix(FIELD), error.message.removeprefix(f"{error.field}: ")
+                ) from None
+        return grammar_of(rules, self._special)
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Ids of special tokens by name."""
+        added = json.loads(self._definition).get("added_tokens", [])
+        return {each["content"]: each["id"] for each in added if each["special"]}
 
     def _refused(self, structure: Structure, schemas: list[Any], said: str) -> TurnoutError:
         for schema in schemas:

@@ -9,7 +9,6 @@ from deployments.openapi.answers import (
     ChatLogprobs,
     ChoiceDetails,
     Logprobs,
-    ToolCallObject,
     UsageObject,
 )
 from deployments.openapi.extras import ChoiceExtras, PromptExtras, TokenCounts
@@ -43,10 +42,20 @@ class CompletionChunk(Answer):
     usage: NotRequired[UsageObject | TokenCounts | None]
 
 
-class ToolCallPart(ToolCallObject):
-    """A call; it comes whole."""
+class CalledPart(Answer):
+    """What the model asks for: the name comes with the first part, the arguments of all parts are joined."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallPart(Answer):
+    """New output of the call with number `index`; `id` and `type` come with its first part."""
 
     index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledPart
 
 
 class MessagePart(Answer):

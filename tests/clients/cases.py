@@ -82,7 +82,10 @@ def _add(choice: Choice, part: dict[str, Any]) -> None:
     choice.text += part.get("text") or said.get("content") or ""
     choice.role = said.get("role") or choice.role
     for call in said.get("tool_calls") or ():
-        choice.calls.append((call["function"]["name"], call["function"]["arguments"]))
+        if call.get("index", len(choice.calls)) == len(choice.calls):
+            choice.calls.append((call["function"]["name"], ""))
+        name, arguments = choice.calls[-1]
+        choice.calls[-1] = (name, arguments + call["function"]["arguments"])
     if part.get("finish_reason"):
         choice.reasons.append(part["finish_reason"])
     told = part.get("logprobs") or {}

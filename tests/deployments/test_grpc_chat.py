@@ -20,6 +20,8 @@ from turnout.calls import ChatMessage, Chunk, TokenOut
 from turnout.client import Client
 from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb
+from turnout.structure import Structure
+from turnout.tool_formats.grammar import CallRules
 from turnout.tools import Tool, ToolCall
 from turnout.types import FinishReason, TokenKind
 
@@ -131,12 +133,23 @@ def test_what_the_library_refuses_is_named_as_it_stands_in_the_message() -> None
     assert named.field == "chat.tools.1.parameters.properties.function.pattern"
 
 
-def test_tools_and_a_structure_are_one_too_many() -> None:
+def test_an_answer_calls_or_fits_the_structure() -> None:
     request = pb.GenerateRequest(
         chat=pb.Chat(messages=[turn("user", "x")], tools=[tool()]), structure=pb.Structure(regex="a")
     )
-    with pytest.raises(TurnoutError, match="conflict with structure"):
-        grpc_messages.generate_call(request)
+    made = grpc_messages.generate_call(request).sampling.structure
+    assert made is not None
+    assert CallRules.of(made).answer == Structure(kind="regex", value="a")
+    names = grpc_messages.spelling(request)
+    assert (names["structure"], names["structure.answer"]) == ("chat.tools", "structure")
+    request.chat.tool_choice.mode = "required"
+    request.chat.tool_choice.allowed.append("f")
+    request.chat.parallel_tool_calls = False
+    made = grpc_messages.generate_call(request).sampling.structure
+    assert made is not None
+    rules = CallRules.of(made)
+    assert (list(rules.functions), rules.required, rules.parallel) == (["f"], True, False)
+    request.chat.tool_choice.Clear()
     request.chat.tool_choice.mode = "none"
     assert grpc_messages.generate_call(request).sampling.structure is not None
     assert grpc_messages.spelling(request)["structure"] == "structure"
@@ -162,6 +175,10 @@ def test_calls_come_whole_and_streamed(server: Served) -> None:
         assert [(each.name, each.arguments) for chunk in parts for each in chunk.tool_calls] == [
             (call.name, call.arguments)
         ]
+        new = [part for chunk in parts for part in chunk.call_parts]
+        assert "".join(part.name for part in new) == call.name
+        assert "".join(part.arguments for part in new) == call.arguments
+        assert len(new) > 5
         assert (parts[-1].finish_reason, len(parts[-1].tool_calls)) == (FinishReason.STOP, 1)
         # Nobody looks for calls where none was offered, or none is to be made.
         for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):

@@ -57,8 +57,11 @@ def test_what_cannot_be_followed_is_refused_in_the_bodys_own_words(http: httpx.C
         assert "uniqueItems" in answer.json()["error"]["message"]
     body = {"model": "real", "prompt": "x", "decoding": {"structure": {"regex": "a("}}}
     assert http.post("/v1/completions", json=body).json()["error"]["param"] == "decoding.structure"
-    body = {"model": "real", "messages": USER, "tools": TOOLS}
-    assert http.post("/v1/chat/completions", json=body).json()["error"]["param"] == "tools"
+    body = {"model": "real", "messages": USER, "tools": TOOLS, "response_format": refused}
+    for field in ("response_format.json_schema.schema.uniqueItems", "tools.0.function.parameters.uniqueItems"):
+        assert http.post("/v1/chat/completions", json=body).json()["error"]["param"] == field
+        function = {"name": "f", "parameters": {"properties": {}, "uniqueItems": True}}
+        body |= {"tools": [{"function": function}], "response_format": {"type": "json_object"}}
     assert_freed(server, "real")
 
 
@@ -75,9 +78,11 @@ def test_a_tool_call_whole_and_streamed(openai_client: openai.OpenAI) -> None:
     ]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see.\n"
     calls = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
-    assert [(each.function.name, each.function.arguments) for each in calls if each.function] == [
-        ("weather", call.function.arguments)  # type: ignore[union-attr]
-    ]
+    functions = [each.function for each in calls if each.function]
+    assert [each.name for each in functions if each.name] == ["weather"]
+    assert "".join(each.arguments or "" for each in functions) == call.function.arguments  # type: ignore[union-attr]
+    assert len(functions) > 5
+    assert [each.id for each in calls if each.id] == [calls[0].id]
     assert chunks[-1].finish_reason == "tool_calls"
 
 
@@ -103,6 +108,30 @@ def test_a_tool_call_over_grpc(server: RunningServer) -> None:
         said = "".join(chunk.text for chunk in chunks)
         for text, [call] in ((whole.text, whole.tool_calls), (said, chunks[-1].tool_calls)):
             assert (text, call.name, json.loads(call.arguments)) == ("Let me see.\n", "weather", {"city": "Bern"})
-        with pytest.raises(TurnoutError, match="no place for tools") as refused:
-            client.generate(model="real", **asked)
-        assert refused.value.field == "chat.tools"
+
+
+def test_tools_and_a_structure_together_where_the_template_has_no_place_for_tools(
+    openai_client: openai.OpenAI, server: RunningServer
+) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Bern", "Oslo"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": {**cities, "additionalProperties": False}}
+    asked: Any = {"model": "real", "messages": USER, "tools": [{"type": "function", "function": function}]}
+    asked |= {"max_tokens": 200, "seed": 3, "tool_choice": "required", "parallel_tool_calls": False}
+    [call] = openai_client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments)["city"] in ("Bern", "Oslo")  # type: ignore[union-attr]
+    chunks = openai_client.chat.completions.create(**asked, stream=True)
+    parts = [each for chunk in chunks if chunk.choices for each in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(each.function.arguments or "" for each in parts if each.function) == call.function.arguments  # type: ignore[union-attr]
+    history = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "warm"},
+    ]
+    asked |= {"messages": history, "tool_choice": "auto", "response_format": FORMAT}
+    for seed in range(3):
+        choice = openai_client.chat.completions.create(**asked | {"seed": seed}).choices[0]
+        if choice.message.tool_calls:
+            assert choice.finish_reason == "tool_calls"
+        else:
+            assert_fits(choice.message.content or "")
+    assert_freed(server, "real")

@@ -6,20 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from deployments.faults import respell
 from deployments.openai_format import ChatFormat
 from deployments.response_format import format_of
 from deployments.schemas import chat_job
-from deployments.tools import END_MARK, MARK, ToolFormat
+from deployments.tools import ToolFormat
 from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
 from training.random_models import byte_tokenizer
 from turnout.calls import ChatMessage, Chunk
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
+from turnout.tool_formats import tool_format
+from turnout.tool_formats.grammar import CallRules
 from turnout.tools import Tool, ToolCall
 from turnout.types import FinishReason
 
@@ -36,6 +37,7 @@ TOOLS = [
 ]
 USER = {"role": "user", "content": "Weather in Bern?"}
 CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
+MARK, END_MARK = "<tool_call>\n", "\n</tool_call>"
 OTHER = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
@@ -55,7 +57,14 @@ def nested(levels: int) -> dict[str, Any]:
 def structure(**body: Any) -> Structure | None:
     call = chat_job({"messages": [USER], "tools": TOOLS, **body}).calls[0]
     assert [tool.name for tool in call.tools] == ["weather", "now"]
-    return call.sampling.structure
+    return in_format(call.sampling.structure)
+
+
+def in_format(structure: Structure | None, name: str = "plain_json") -> Structure | None:
+    """As a pool of this format has it."""
+    if structure is None or structure.kind != "tools":
+        return structure
+    return CallRules.of(structure).in_format(tool_format(name)).structure
 
 
 def test_null_is_as_good_as_absent_in_what_clients_send_back() -> None:
@@ -87,10 +96,10 @@ def test_a_call_that_must_come_fits_the_functions_schema() -> None:
     assert required is not None
     for text, good in ((CALL, True), (OTHER, False), ('{"name": "now", "arguments": {}}', True), ("Hi", False)):
         assert fits(byte_compiler(), required, text) == good
-    jsonschema.validate(json.loads(CALL), required.schema_value)
     named = structure(tool_choice={"type": "function", "function": {"name": "now"}})
     assert named is not None
     assert not fits(byte_compiler(), named, CALL)
+    assert fits(byte_compiler(), named, '{"name": "now", "arguments": {}}')
     assert structure(tool_choice="none") is None
 
 
@@ -108,6 +117,7 @@ def test_a_call_may_come_and_then_fits(choice: dict[str, Any]) -> None:
 def test_arguments_are_an_object(choice: str) -> None:
     body = with_parameters({"properties": {"city": {"type": "string"}}})
     made = chat_job({"messages": [USER], "tool_choice": choice, **body}).calls[0].sampling.structure
+    made = in_format(made)
     assert made is not None
     call = '{"name": "f", "arguments": %s}'
     assert fits(byte_compiler(), made, call % '{"city": "Bern"}')
@@ -125,6 +135,7 @@ def test_references_hold_within_their_own_tool(choice: str) -> None:
         schema = {"$defs": {"p": {"$anchor": "P", "type": kind}, "q": inner}, "properties": properties}
         tools.append({"function": {"name": name, "parameters": {**schema, "additionalProperties": False}}})
     made = chat_job({"messages": [USER], "tools": tools, "tool_choice": choice}).calls[0].sampling.structure
+    made = in_format(made)
     assert made is not None
     for name, (_, own) in kinds.items():
         for _, value in kinds.values():
@@ -163,7 +174,12 @@ def test_what_the_library_refuses_is_named_in_the_tool_it_stands_in(
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "other"}}}, "tool_choice.function.name"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"name": "x"}]}}},
+            "tool_choice.allowed_tools.tools.0",
+        ),
+        ({"decoding": {"structure": {"kind": "tools", "value": "{}"}}}, "decoding.structure"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),
         (with_parameters(nested(350)), "tools.0.function.parameters"),
         (with_parameters({"type": "array"}), "tools.0.function.parameters.type"),
@@ -206,36 +222,6 @@ def test_a_whole_answer_with_a_call() -> None:
     assert (text["message"]["content"], text["finish_reason"]) == ("Warm.", "stop")
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
-@pytest.mark.parametrize(
-    "text",
-    [
-        CALL,
-        "See <this>.\n" + MARK + CALL + END_MARK,
-        "Use {x} it is. " + MARK + CALL + END_MARK,
-        "Use {x}.",
-        "Warm < 30 {",
-        "",
-    ],
-)
-@pytest.mark.parametrize("ends_apart", [True, False])
-def test_a_stream_says_what_the_whole_answer_says(text: str, size: int, ends_apart: bool) -> None:
-    form = ToolFormat(ChatFormat())
-    first, *parts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
-    if "{x}" in first:  # the rest of an answer may come at once, and begin as a call does
-        first, parts = first[:4], [first[4:], *parts]
-    parts = [first, *parts, ""] if ends_apart else [first, *parts]
-    deltas = [form.delta(Chunk(0, part, ()), False) for part in parts[:-1]]
-    deltas.append(form.delta(Chunk(0, parts[-1], (), FinishReason.STOP), False))
-    whole = ToolFormat(ChatFormat()).choice(Chunk(0, text, (), FinishReason.STOP), False)
-    said = "".join(each["delta"].get("content", "") for each in deltas)
-    calls = [call for each in deltas for call in each["delta"].get("tool_calls", ())]
-    assert said == (whole["message"]["content"] or "")
-    assert [call["function"] for call in calls] == [each["function"] for each in whole["message"].get("tool_calls", ())]
-    assert deltas[-1]["finish_reason"] == whole["finish_reason"]
-    assert deltas[0]["delta"]["role"] == "assistant"
-
-
 def test_one_form_for_what_a_body_asks_for() -> None:
     """Of the endpoint and of batch lines: calls are read out, and tokens told."""
     job = chat_job({"messages": [USER], "tools": TOOLS, "decoding": {"tokens": True}})
@@ -246,25 +232,64 @@ def test_one_form_for_what_a_body_asks_for() -> None:
     assert isinstance(format_of(ChatFormat(), plain.calls[0]), ChatFormat)
 
 
-def test_templates_with_and_without_a_place_for_tools(tmp_path: Path) -> None:
+def test_a_template_without_a_place_for_tools_gets_them_as_text(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    tokenizer, tool = TextTokenizer(tmp_path), Tool("weather", "of a city", json.dumps(WEATHER))
+    turns = [
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "Warm?"),
+        ChatMessage("assistant", "See.", (ToolCall("a", "weather", '{"city": "Bern"}'),)),
+        ChatMessage("tool", "yes", (), "a"),
+        ChatMessage("user", "And?"),
+    ]
+    text = tokenizer.decode(tokenizer.encode_chat(turns, [tool]), special=True)
+    written = tokenizer.tools.form.written(turns[2].tool_calls)
+    system, rest = text.split("<|user|>", 1)
+    assert system.startswith("<|system|>Be brief.\n\nYou may call functions")
+    assert json.dumps(WEATHER) in system
+    result = "<tool_response>\nyes\n</tool_response>\nAnd?"
+    assert rest == f"Warm?<|assistant|>See.\n{written}<|end|><|user|>{result}<|assistant|>"
+
+
+def test_a_template_that_knows_no_system_gets_tools_in_the_first_message(tmp_path: Path) -> None:
     plain = byte_tokenizer()
-    plain.save_pretrained(tmp_path / "plain")
-    tool, turns = Tool("weather", "of a city", json.dumps(WEATHER)), [ChatMessage("user", "x")]
-    with pytest.raises(TurnoutError, match="no place for tools") as refused:
-        TextTokenizer(tmp_path / "plain").encode_chat(turns, [tool])
-    assert refused.value.field == "tools"
     plain.chat_template = (
-        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments.city }}{% endfor %}"
-        "{{ m.tool_call_id or '' }}{% endfor %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+        "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     )
-    plain.save_pretrained(tmp_path / "tools")
-    tokenizer = TextTokenizer(tmp_path / "tools")
-    turns += [
+    plain.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    text = tokenizer.decode(tokenizer.encode_chat([ChatMessage("user", "Warm?")], [Tool("weather")]))
+    assert text.startswith("[user]You may call functions")
+    assert text.endswith("Warm?")
+
+
+def test_a_template_with_a_place_for_tools_is_filled_in(tmp_path: Path) -> None:
+    """Also where it wants arguments as text, and ids of nine characters."""
+    plain = byte_tokenizer()
+    template = (
+        "{%% for tool in tools or [] %%}{{ tool.function.name }};{%% endfor %%}"
+        "{%% for m in messages %%}[{{ m.role }}]{{ m.content }}"
+        "{%% for c in m.tool_calls or [] %%}{{ c.function.name }}=%s{%% if c.id|length != 9 and %s %%}"
+        "{{ raise_exception('id') }}{%% endif %%}{%% endfor %%}{{ m.tool_call_id or '' }}{%% endfor %%}"
+    )
+    turns = [
+        ChatMessage("user", "x"),
         ChatMessage("assistant", "", (ToolCall("c1", "weather", '{"city": "Bern"}'),)),
         ChatMessage("tool", "warm", (), "c1"),
     ]
-    assert (
-        tokenizer.decode(tokenizer.encode_chat(turns, [tool])) == "weather;[user]x[assistant]weather=Bern[tool]warmc1"
-    )
+    ids = {}
+    for name, arguments, short in (
+        ("values", "{{ c.function.arguments.items()|list }}", "false"),
+        ("text", "{{ '' + c.function.arguments }}", "true"),
+    ):
+        plain.chat_template = template % (arguments, short)
+        plain.save_pretrained(tmp_path / name)
+        tokenizer = TextTokenizer(tmp_path / name)
+        text = tokenizer.decode(tokenizer.encode_chat(turns, [Tool("weather")]))
+        begin, ids[name] = text.split("[tool]warm")
+        shown = {"values": "[('city', 'Bern')]", "text": '{"city": "Bern"}'}[name]
+        assert begin == f"weather;[user]x[assistant]weather={shown}"
+    assert ids["values"] == "c1"
+    assert len(ids["text"]) == 9
+    assert ids["text"].isalnum()

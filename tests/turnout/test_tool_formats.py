@@ -1,0 +1,229 @@
+"""Tool formats: what is written is read again, in any pieces; what is no call is never lost; grammars hold to both."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.tools import CallReader
+from tests.constrained import byte_compiler, fits
+from turnout.calls import Chunk
+from turnout.structure import Structure
+from turnout.tool_formats import recognised, tool_format, tool_formats
+from turnout.tool_formats.base import MARKED
+from turnout.tool_formats.grammar import CallRules
+from turnout.tool_formats.json_scanner import JsonScanner
+from turnout.tools import ToolCall
+from turnout.types import FinishReason
+
+NAMES = sorted(tool_formats())
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTIONS = {"weather": CITY, "now": {"type": "object", "additionalProperties": False}}
+CALLS = [ToolCall("", "weather", '{"city": "Bern"}'), ToolCall("", "now", "{}")]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=3).map(lambda each: json.dumps(each, ensure_ascii=False))
+REASON = FinishReason.STOP
+
+
+def calls_of(name: str) -> list[ToolCall]:
+    return CALLS[:1] if tool_format(name).single else CALLS
+
+
+def whole(name: str, text: str) -> Chunk:
+    return CallReader().whole(Chunk(0, text, (), REASON, tool_format=name))
+
+
+def streamed(name: str, text: str, cuts: list[int]) -> list[Chunk]:
+    """An answer read in pieces that end at some characters."""
+    reader, ends = CallReader(), [*sorted({cut for cut in cuts if 0 < cut < len(text)}), len(text)]
+    pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    chunks = [reader.part(Chunk(0, piece, (), tool_format=name)) for piece in pieces[:-1]]
+    return [*chunks, reader.part(Chunk(0, pieces[-1], (), REASON, tool_format=name))]
+
+
+def joined(chunks: list[Chunk]) -> list[tuple[str, str]]:
+    """Name and arguments of each call of a stream, from its parts."""
+    made: list[tuple[str, str]] = []
+    ids: list[str] = []
+    for part in (part for chunk in chunks for part in chunk.call_parts):
+        if part.index == len(made):
+            assert part.id
+            assert part.name
+            made.append((part.name, ""))
+            ids.append(part.id)
+        else:
+            assert not part.id
+            assert not part.name
+        assert part.index == len(made) - 1
+        made[-1] = (made[-1][0], made[-1][1] + part.arguments)
+    ended = [call.id for call in chunks[-1].tool_calls]
+    assert [each for each in ids if each in ended] == ended
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(arguments=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 300), max_size=30))
+def test_what_is_written_is_read_in_any_pieces(name: str, arguments: list[str], cuts: list[int]) -> None:
+    form = tool_format(name)
+    calls = [ToolCall("", f"f.{place}", each) for place, each in enumerate(arguments[: 1 if form.single else 3])]
+    text = form.written(calls)
+    if form.syntaxes[0].mark:
+        text = "Let me {see}.\n" + text
+    expected = [(call.name, call.arguments) for call in calls]
+    read = whole(name, text)
+    assert [(call.name, call.arguments) for call in read.tool_calls] == expected
+    assert read.text == ("Let me {see}.\n" if form.syntaxes[0].mark else "")
+    chunks = streamed(name, text, cuts)
+    assert joined(chunks) == expected
+    assert "".join(chunk.text for chunk in chunks) == read.text
+    assert all((len(call.id) == 9) == form.short_ids for call in read.tool_calls)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_come_as_they_are_written(name: str) -> None:
+    """After each character, what has come of the arguments is the beginning of them, and no more than one behind."""
+    call = ToolCall("", "weather", '{"city": "Bern", "days": [1, 2]}')
+    text = tool_format(name).written([call])
+    start = text.index(call.arguments)
+    chunks = streamed(name, text, list(range(len(text))))
+    so_far = ""
+    for place, chunk in enumerate(chunks):
+        so_far += "".join(part.arguments for part in chunk.call_parts)
+        assert so_far == text[start : place + 1][: len(call.arguments)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_character_is_lost_of_what_is_no_call(name: str) -> None:
+    """Mutated texts: pieces give what the whole gives, and all that is in no call, nor written around one, is said."""
+    draw, form = random.Random(7), tool_format(name)
+    original = "So {a}: " * bool(form.syntaxes[0].mark) + form.written(calls_of(name))
+    pieces = ["{", "}", '"', "\\", "<", ",", "é", "\n", " ", *form.special, *(each.mark for each in form.syntaxes)]
+    for _ in range(120):
+        text = original
+        for _ in range(draw.randrange(1, 4)):
+            at, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+            end = min(end, at + draw.randrange(6))
+            text = text[:at] + draw.choice([*pieces, text[at:end] * 2, ""]) + text[end:]
+        read = whole(name, text)
+        chunks = streamed(name, text, [draw.randrange(len(text) + 1) for _ in range(draw.randrange(20))])
+        assert [(each.name, each.arguments) for each in chunks[-1].tool_calls] == [
+            (each.name, each.arguments) for each in read.tool_calls
+        ]
+        for call in read.tool_calls:
+            assert isinstance(json.loads(call.arguments), dict)
+        given = "".join(chunk.text for chunk in chunks) + "".join(arguments for _, arguments in joined(chunks))
+        assert len(given) <= len(read.text) + sum(len(each.arguments) for each in read.tool_calls)
+        if not read.tool_calls and form.markup is None:
+            assert read.text == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_that_is_cut_is_text_of_a_whole_answer(name: str) -> None:
+    text = tool_format(name).written(CALLS[:1])
+    cut = text[: text.index("Bern")]
+    assert (whole(name, cut).text, whole(name, cut).tool_calls) == (cut, ())
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grammar_holds_to_the_format(name: str, required: bool, parallel: bool) -> None:
+    form = tool_format(name)
+    rules = CallRules(FUNCTIONS, required, parallel).in_format(form)
+    text = form.written(CALLS[:1])
+    assert fits(byte_compiler(), rules.structure, text)
+    assert fits(byte_compiler(), rules.structure, form.written(CALLS)) == (parallel and not form.single) or form.single
+    assert fits(byte_compiler(), rules.structure, "It is warm.") != required
+    # Without special tokens harmony's channels are words like others.
+    assert not fits(byte_compiler(), rules.structure, text.replace("Bern", "Rome")) or (form.single and not required)
+
+
+ANSWERS = [
+    ({"json_schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}, True),
+    ({"json_object": True}, True),
+    ({"regex": r"\{.*/.*\}"}, True),
+    ({"choice": ['{"name": "a/b"}', "no"]}, True),
+    ({"grammar": 'start: "{" REST\nREST: /.+/'}, True),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("answer", "fitting"), ANSWERS)
+def test_an_answer_calls_or_fits_what_it_is_to_fit(name: str, answer: dict[str, Any], fitting: bool) -> None:
+    rules = CallRules(FUNCTIONS, answer=Structure.model_validate(answer)).in_format(tool_format(name))
+    form, text = tool_format(rules.form), '{"name": "a/b"}'
+    assert fits(byte_compiler(), rules.structure, text) == fitting
+    assert fits(byte_compiler(), rules.structure, form.written(CALLS[:1]))
+    assert not fits(byte_compiler(), rules.structure, "It is warm.")
+    assert (whole(rules.form, text).text, whole(rules.form, text).tool_calls) == (text, ())
+
+
+def test_beside_json_answers_only_marked_calls_are_calls() -> None:
+    bare = '{"name": "weather", "arguments": {"city": "Bern"}}'
+    assert whole("plain_json", bare).tool_calls
+    assert whole("plain_json" + MARKED, bare).text == bare
+
+
+def test_channels_of_harmony_are_thinking_and_text() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    for chunks in ([whole("harmony", text)], streamed("harmony", text, list(range(len(text))))):
+        assert "".join(chunk.reasoning for chunk in chunks) == "Hm."
+        assert "".join(chunk.text for chunk in chunks) == "One moment."
+        assert [(each.name, each.arguments) for each in chunks[-1].tool_calls] == [("now", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("template", "vocabulary", "name"),
+    [
+        ('<tool_call>\n{"name": <function-name>, "arguments": <args>}</tool_call>', (), "hermes"),
+        ("[TOOL_CALLS] {{ calls }}", (), "mistral"),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", (), "mistral_args"),
+        ("{{ message.content }}", ("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
+        ("{{ message.content }}", ("[TOOL_CALLS]",), "mistral"),
+        ("{{ message.content }}", ("<|python_tag|>",), "llama3_json"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>x<\uff5ctool\u2581sep\uff5c>```json", (), "deepseek_v3"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>x<\uff5ctool\u2581sep\uff5c>", (), "deepseek_v31"),
+        ("to=functions.{{ name }}<|channel|>commentary", (), "harmony"),
+        ("", ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"), "harmony"),
+        ("{{ tools }}", ("a",), "plain_json"),
+    ],
+)
+def test_a_format_is_recognised(template: str, vocabulary: tuple[str, ...], name: str) -> None:
+    assert recognised(template, vocabulary).name == name
+
+
+@given(value=VALUES, indent=st.sampled_from([None, 1]), escaped=st.booleans(), cut=st.integers(0, 50))
+def test_a_scanner_finds_the_end_of_a_value(value: Any, indent: int | None, escaped: bool, cut: int) -> None:
+    text = json.dumps([value], indent=indent, ensure_ascii=escaped)
+    scanner = JsonScanner()
+    taken = scanner.feed(text[:cut])
+    taken += scanner.feed(text[cut:] + ' {"more"')
+    assert (taken, scanner.done, scanner.failed) == (len(text), True, False)
+
+
+@pytest.mark.parametrize(
+    "text", ["{a", '{"a" 1', '{"a": 01}', '{"a": 1,}', "[1 2]", "[tru]", '["\\x"]', '["\\u12g4"]', "[\n}"]
+)
+def test_a_scanner_refuses_what_json_does(text: str) -> None:
+    scanner = JsonScanner()
+    scanner.feed(text)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text)
+    assert scanner.failed

@@ -1,0 +1,207 @@
+"""Tool formats: how families of models write calls of functions among their text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import regex
+
+from turnout.structure import JSON_FORM
+from turnout.tool_formats.json_scanner import JsonScanner
+from turnout.tools import ToolCall
+
+NAME = "\ue000"  # stands for a function's name in the pieces of a syntax
+NAME_PATTERN = r"(?P<name>[a-zA-Z0-9_.\-]{1,64})"
+BLANKS = r"\s{0,16}"
+MARKED = ":marked"  # behind a format's name: only calls that begin with a mark
+JSON_SIGNS = frozenset("{}[],:")
+_PIECES = re.compile(r"\s+|\S")
+
+Literal = Callable[[str], str]  # writes a text, maybe with special tokens in it, as part of a rule
+
+
+class ArgumentScanner(Protocol):
+    """Scanner of a call's arguments, fed with pieces of text.
+
+    What it has no use for yet stays in the text that it is fed with next.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether they have ended."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether what came next can be no part of them."""
+        ...
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """Take the next text; return how many characters belong to the arguments, and the JSON that they add."""
+        ...
+
+
+class JsonArguments:
+    """Scanner of arguments that are written as JSON."""
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+
+    @property
+    def done(self) -> bool:
+        """See `ArgumentScanner`."""
+        return self._scanner.done
+
+    @property
+    def failed(self) -> bool:
+        """See `ArgumentScanner`."""
+        return self._scanner.failed
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """See `ArgumentScanner.feed`."""
+        taken = self._scanner.feed(text)
+        return taken, text[:taken]
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """One way to write calls: `begin`, then for each call `open`, its arguments as JSON and `close`, then `end`.
+
+    Attributes:
+        open: text before a call's arguments, with NAME in it.
+        close: text after the arguments.
+        begin: text before the first call.
+        separator: text between two calls.
+        end: text after the last call.
+        mark: what the first call begins with, after which nothing else can follow; "": calls begin with JSON, and only
+            at the beginning of an answer.
+        ignored: expression of what may stand between a call's arguments and `close`, and says nothing.
+        starts: expression of what arguments begin with.
+    """
+
+    open: str
+    close: str = ""
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    mark: str = ""
+    ignored: str = ""
+    starts: str = r"\{"
+
+    def written(self, calls: Sequence[ToolCall]) -> str:
+        """Write calls as a model does."""
+        each = [f"{self.open.replace(NAME, call.name)}{self.arguments(call)}{self.close}" for call in calls]
+        return f"{self.begin}{self.separator.join(each)}{self.end}"
+
+    def arguments(self, call: ToolCall) -> str:
+        """Write a call's arguments."""
+        return call.arguments
+
+    def scanner(self, schema: Mapping[str, Any]) -> ArgumentScanner:
+        """Return a scanner of the arguments of a function with this schema; what it does not say is guessed."""
+        return JsonArguments()
+
+    def rule(self, schema: Mapping[str, Any], literal: Literal) -> str:
+        """Return the right-hand side of a rule for the arguments of a function with this schema."""
+        return json_rule(schema)
+
+    @cached_property
+    def first(self) -> Any:
+        """Expression of what stands before the first call's arguments; blanks may differ from what is written."""
+        start = "" if self.mark else rf"\A{BLANKS}"
+        whole = lenient(self.begin + self.open).removeprefix(BLANKS)
+        return regex.compile(f"{start}{whole}{BLANKS}(?={self.starts})")
+
+    @cached_property
+    def following(self) -> Any:
+        """Expression of what stands between two calls."""
+        return regex.compile(f"{lenient(self.separator + self.open)}{BLANKS}(?={self.starts})")
+
+    @cached_property
+    def closing(self) -> Any:
+        """Expression of what ends a call."""
+        return regex.compile(self.ignored + lenient(self.close))
+
+    @cached_property
+    def ending(self) -> Any:
+        """Expression of what ends all calls."""
+        return regex.compile(lenient(self.end))
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A tool format: how a family of models writes calls.
+
+    Attributes:
+        name: as in `pools.*.tool_format`.
+        syntaxes: ways that are read; the first one is how calls are described and written.
+        signs: texts all of which stand in the chat templates of the family; empty: none shows it.
+        tokens: tokens all of which the vocabularies of the family have; empty: none shows it.
+        special: special tokens that stand in the text of an answer.
+        short_ids: whether ids of calls are nine letters and digits.
+        single: whether an answer has one call at most.
+        markup: expression of what stands in an answer and is not said; None: nothing. Its group `channel` tells
+            whether what follows is thought (`analysis`).
+    """
+
+    name: str
+    syntaxes: tuple[CallSyntax, ...]
+    signs: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+    short_ids: bool = False
+    single: bool = False
+    markup: Any = None
+
+    @property
+    def marked(self) -> ToolFormat:
+        """The format where an answer may be JSON of its own: only calls with a mark before them are calls."""
+        kept = tuple(each for each in self.syntaxes if each.mark)
+        return self if len(kept) == len(self.syntaxes) else replace(self, name=self.name + MARKED, syntaxes=kept)
+
+    def written(self, calls: Sequence[ToolCall]) -> str:
+        """Write calls as a model does."""
+        return self.syntaxes[0].written(calls)
+
+    def text_rules(self, literal: Literal) -> list[str]:
+        """Rules for `text`, what is said instead of a call or before it, and TEXT, the same without special tokens."""
+        bare = any(not each.mark for each in self.syntaxes)
+        return ["text: TEXT", r"TEXT: /([^{](.|\n)*)?/" if bare else r"TEXT: /(.|\n)*/"]
+
+    def answer_rule(self, literal: Literal) -> str:
+        """Return the right-hand side of the rule for an answer that is `answer` by itself."""
+        return "answer"
+
+    def before_calls(self, literal: Literal) -> str:
+        """Return what may stand before calls that must come, as part of a rule."""
+        return ""
+
+
+def json_rule(schema: Any) -> str:
+    """Return the right-hand side of a rule for JSON that fits a schema."""
+    return f"%json {json.dumps({'x-guidance': JSON_FORM, **schema}, ensure_ascii=False)}"
+
+
+def lenient(text: str) -> str:
+    """An expression of a piece of a syntax: with other blanks, and blanks around signs of JSON; none at its end."""
+    made: list[str] = []
+
+    def blanks() -> None:
+        if not made or made[-1] != BLANKS:
+            made.append(BLANKS)
+
+    for piece in _PIECES.findall(text):
+        if piece.isspace():
+            blanks()
+        elif piece in JSON_SIGNS:
+            blanks()
+            made.append(re.escape(piece))
+            blanks()
+        else:
+            made.append(NAME_PATTERN if piece == NAME else re.escape(piece))
+    return "".join(made[:-1] if made[-1:] == [BLANKS] else made)
