@@ -106,9 +106,9 @@ class Compiler:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Ids of special tokens by name."""
+        """Ids by name of the tokens that the library allows only where they are named, flagged as special or not."""
         added = json.loads(self._definition).get("added_tokens", [])
-        return {each["content"]: each["id"] for each in added if each["special"]}
+        return {each["content"]: each["id"] for each in added if self._tokenizer.is_special_token(each["id"])}
 
     def _refused(self, structure: Structure, schemas: list[Any], said: str) -> TurnoutError:
         for schema in schemas:

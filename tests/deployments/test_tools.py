@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
+from decoding.constraints.grammar import Compiler, Vocabulary
 from deployments.faults import respell
 from deployments.openai_format import ChatFormat
 from deployments.response_format import format_of
 from deployments.schemas import chat_job
-from deployments.tools import ToolFormat
+from deployments.tools import CallReader, ToolFormat
 from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
 from training.random_models import byte_tokenizer
@@ -293,3 +295,29 @@ def test_a_template_with_a_place_for_tools_is_filled_in(tmp_path: Path) -> None:
     assert ids["values"] == "c1"
     assert len(ids["text"]) == 9
     assert ids["text"].isalnum()
+
+
+@pytest.mark.parametrize(("name", "special"), [("mistral", True), ("hermes", False)])
+def test_markers_that_are_tokens_are_meant_and_shown(name: str, special: bool, tmp_path: Path) -> None:
+    """Flagged as special or not: the library allows such tokens only where a grammar names them."""
+    form, made = tool_format(name), byte_tokenizer()
+    marks = [AddedToken(each, special=special, normalized=False) for each in form.tokens]
+    made.add_tokens(marks, special_tokens=special)
+    made.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    assert tokenizer.tools.form is form
+    ids = made.encode(form.written([ToolCall("", "now", "{}")]), add_special_tokens=False)
+    assert tokenizer.vocabulary()[form.tokens[0]] == ids[0]
+    structure = in_format(CallRules({"now": {"type": "object", "additionalProperties": False}}).structure, name)
+    assert structure is not None
+    assert tokenizer._bytes is not None
+    definition = tokenizer._bytes.for_structures()
+    assert definition is not None
+    compiler = Compiler(Vocabulary(definition, tokenizer.eos_ids))
+    constraint = compiler.compile(structure)
+    assert constraint.clone().accepts(ids)
+    assert not constraint.clone().accepts([ids[0], *made.encode("Hi", add_special_tokens=False)])
+    detokenizer = tokenizer.detokenizer([1], shown=tokenizer.tools.shown(name))
+    text = "".join(map(detokenizer.feed, ids))
+    [call] = CallReader().whole(Chunk(0, text, (), FinishReason.STOP, tool_format=name)).tool_calls
+    assert (call.name, call.arguments) == ("now", "{}")

@@ -54,7 +54,7 @@ class CallRules:
         return Structure(kind="tools", value=text)
 
     def in_format(self, form: ToolFormat) -> CallRules:
-        """The same rules in a format; beside answers of a structure, calls have a mark."""
+        """The same rules in a format; where answers have a structure of their own, calls have a mark."""
         return replace(self, form=(form if self.answer is None else form.marked).name)
 
 
@@ -95,10 +95,11 @@ def grammar_of(rules: CallRules, special: Mapping[str, int]) -> str:
 
 
 def _split(syntax: CallSyntax, special: Mapping[str, int], literal: Literal) -> tuple[str | None, str]:
-    """How text may end in a syntax's mark, None where that is a special token; and what follows the mark up to NAME."""
+    """How text may end in a syntax's mark, None where that has special tokens; and what follows the mark up to NAME."""
     whole = syntax.begin + syntax.open
     rest = whole.removeprefix(syntax.mark).partition(NAME)[0]
-    return None if syntax.mark in special or not syntax.mark else literal(syntax.mark), rest
+    ends = bool(syntax.mark) and not any(name in syntax.mark for name in special)
+    return literal(syntax.mark) if ends else None, rest
 
 
 def _calls(
