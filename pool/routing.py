@@ -285,7 +285,7 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
     if call.messages is not None:
         body["messages"] = [_turn(each) for each in call.messages]
         if call.tools:
-            # What the answer must fit is said below, whichever choice of a tool it came from.
+            # Unless the answer may call some of them, see below.
             body |= {"tools": [tool.for_template for tool in call.tools], "tool_choice": "none"}
         logprobs = body.pop("logprobs", None)
         if logprobs is not None:
@@ -301,7 +301,10 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
     structure = call.sampling.structure
     if structure is not None and structure.kind == "tools":
         rules = CallRules.of(structure)
-        body |= {"tool_choice": "required" if rules.required else "auto", "parallel_tool_calls": rules.parallel}
+        mode = "required" if rules.required else "auto"
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"name": name} for name in rules.functions]}
+        some = len(rules.functions) < len(call.tools)
+        body |= {"tool_choice": allowed if some else mode, "parallel_tool_calls": rules.parallel}
         structure = rules.answer
     if structure is not None:
         body["decoding"]["structure"] = structure.short

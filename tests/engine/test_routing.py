@@ -321,6 +321,7 @@ async def test_an_explanation_reads_the_prompt_as_the_request_would(
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+OTHER_TOOL = {"type": "function", "function": {"name": "now"}}
 ANSWERED_BY_A_TOOL = [
     {"role": "user", "content": "Is it raining?"},
     {
@@ -338,6 +339,8 @@ ANSWERED_BY_A_TOOL = [
         {"tools": TOOLS},
         {"tools": TOOLS, "tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": "none"},
+        {"tools": [*TOOLS, OTHER_TOOL], "tool_choice": {"function": {"name": "now"}}},
+        {"tools": TOOLS, "parallel_tool_calls": False, "decoding": {"structure": {"regex": "a"}}},
         {"decoding": {"structure": {"choice": ["a", "b"]}}},
     ],
 )
