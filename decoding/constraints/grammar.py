@@ -106,9 +106,13 @@ class Compiler:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Ids by name of the tokens that the library allows only where they are named, flagged as special or not."""
+        """Ids by name of the tokens that the library allows only where they are named, flagged as special or not.
+
+        Plain words among them are left out: a function may be called by one.
+        """
         added = json.loads(self._definition).get("added_tokens", [])
-        return {each["content"]: each["id"] for each in added if self._tokenizer.is_special_token(each["id"])}
+        found = {each["content"]: each["id"] for each in added if self._tokenizer.is_special_token(each["id"])}
+        return {name: token_id for name, token_id in found.items() if not name.isalnum()}
 
     def _refused(self, structure: Structure, schemas: list[Any], said: str) -> TurnoutError:
         for schema in schemas:

@@ -303,10 +303,13 @@ def test_markers_that_are_tokens_are_meant_and_shown(name: str, special: bool, t
     form, made = tool_format(name), byte_tokenizer()
     marks = [AddedToken(each, special=special, normalized=False) for each in form.tokens]
     made.add_tokens(marks, special_tokens=special)
+    made.add_tokens([AddedToken("now", special=True)], special_tokens=True)
     made.save_pretrained(tmp_path)
     tokenizer = TextTokenizer(tmp_path)
     assert tokenizer.tools.form is form
-    ids = made.encode(form.written([ToolCall("", "now", "{}")]), add_special_tokens=False)
+    before, after = form.written([ToolCall("", "now", "{}")]).split("now")
+    spelled = [made.convert_tokens_to_ids(letter) for letter in "now"]
+    ids = made.encode(before, add_special_tokens=False) + spelled + made.encode(after, add_special_tokens=False)
     assert tokenizer.vocabulary()[form.tokens[0]] == ids[0]
     structure = in_format(CallRules({"now": {"type": "object", "additionalProperties": False}}).structure, name)
     assert structure is not None

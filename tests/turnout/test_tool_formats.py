@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.tools import CallReader
@@ -76,6 +76,7 @@ def joined(chunks: list[Chunk]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40)
 @given(arguments=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 300), max_size=30))
 def test_what_is_written_is_read_in_any_pieces(name: str, arguments: list[str], cuts: list[int]) -> None:
     form = tool_format(name)
