@@ -25,10 +25,13 @@ from actors.protocol import (
 from decoding.constraints.base import Constraint
 from decoding.model import Model
 from decoding.sequence import Sequence
+from decoding.thinking import Thinking
+from pool.reasoning import answer_text, bound
 from pool.stop_strings import detokenizer_of, text_of
 from pool.text import TextTokenizer
 from turnout.cost import ModelMeter
 from turnout.errors import Code, TurnoutError
+from turnout.structure import Structure
 from turnout.types import Token
 
 KEPT = 3  # drafts and readings of a sequence that can still be named
@@ -84,6 +87,7 @@ class ReplicaView:
             watches,
             seq.constraint is not None,
             seq.renderings,
+            seq.thinking,
         )
         return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
 
@@ -204,9 +208,21 @@ class Replicas:
     async def _written(self, replica: Replica | None, update: Update) -> Replica:
         """A replica made, or made anew in place, so that its cache stays as far as it agrees."""
         assert update.whole is not None
-        prompt, num_prompt, seed, ends, sharing, tenant, owner, lossy, low_priority, watches, bound, rendered = (
-            update.whole
-        )
+        (
+            prompt,
+            num_prompt,
+            seed,
+            ends,
+            sharing,
+            tenant,
+            owner,
+            lossy,
+            low_priority,
+            watches,
+            held,
+            rendered,
+            thinking,
+        ) = update.whole
         tokens = unpack_ids(prompt)
         if replica is None:
             fresh = Sequence(tokens, update.sampling, seed, (), None, sharing, tenant, lossy, low_priority)
@@ -225,17 +241,24 @@ class Replicas:
         seq.num_prompt_tokens = num_prompt
         seq.prompt_set = frozenset(tokens[:num_prompt])
         seq._ends = ends
+        seq.thinking = thinking
         seq.stop = None
         if watches:
             text = detokenizer_of(self._tokenizer, tokens[:num_prompt], update.sampling)
-            seq.stop = text_of(text, update.sampling)
-        structure = update.sampling.structure if bound else None
-        seq.constraint, replica.making = None, None
+            seq.stop = text_of(answer_text(text, thinking, self._tokenizer, keeps=False), update.sampling)
+        structure = update.sampling.structure if held else None
+        seq.constraint, replica.making = bound(None, thinking, self._tokenizer), None
         if structure is not None:
             # In a task of its own: messages for other sequences do not wait for it.
-            replica.making = asyncio.create_task(self._tokenizer.structures.made(structure, tenant))
+            replica.making = asyncio.create_task(self._made(structure, tenant, thinking))
         seq.finish_reason = None
         return replica
+
+    async def _made(self, structure: Structure, tenant: str, thinking: Thinking | None) -> Constraint:
+        """Compile what the answer must fit, after its thinking."""
+        made = bound((await self._tokenizer.structures.made(structure, tenant)).clone(), thinking, self._tokenizer)
+        assert made is not None
+        return made
 
     def fork(self, sid: int, twin: int, seed: int | None) -> None:
         """Let a sequence have a twin that shares its cache; nothing where there is no replica: its twin needs none."""

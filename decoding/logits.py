@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.constraints.base import Mask, keep_allowed
+from decoding.constraints.base import ANY, Mask, keep_allowed
 from decoding.sequence import Sequence
 from decoding.token_bans import ban
 
@@ -106,7 +106,7 @@ def allowed_by_structure(rows: Rows[RowContext]) -> tuple[list[int], list[Mask]]
     for seq, places in bound_rows(rows).items():
         assert seq.constraint is not None
         for i, mask in zip(places, seq.constraint.masks(seq.answer, [rows[i].path for i in places]), strict=True):
-            if mask is not None:
+            if mask is not None and mask is not ANY:
                 slots.append(i)
                 masks.append(mask)
     return slots, masks

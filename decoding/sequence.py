@@ -11,6 +11,7 @@ from turnout.types import FinishReason, SamplingParams, Sharing, Token
 
 if TYPE_CHECKING:
     from decoding.constraints.base import Constraint
+    from decoding.thinking import Thinking
 
 DEFAULT_SHARING = Sharing()
 
@@ -45,6 +46,7 @@ class Sequence:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
+        thinking: how its thinking is found; None: it is not. Set by the creator.
         generated: the answer's tokens, with provenance.
         finish_reason: set when the answer ends; only `reopen` takes it back.
         renderings: the prompt as models with another vocabulary were taught to read it, in their tokens, by model.
@@ -71,6 +73,7 @@ class Sequence:
         "sharing",
         "stop",
         "tenant",
+        "thinking",
         "tokens",
     )
 
@@ -98,6 +101,7 @@ class Sequence:
         self.tenant = self.owner = tenant
         self.low_priority = low_priority
         self.constraint: Constraint | None = None
+        self.thinking: Thinking | None = None
         self.renderings: dict[str, tuple[int, ...]] = {}
         self.companions: dict[str, Sequence] = {}
         self.generated: list[Token] = []
@@ -196,5 +200,6 @@ class Sequence:
         twin.finish_reason = self.finish_reason
         twin.stop = self.stop.clone() if self.stop is not None else None
         twin.constraint = self.constraint.clone() if self.constraint is not None else None
+        twin.thinking = self.thinking
         twin._ends = self._ends
         return twin

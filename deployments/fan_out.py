@@ -216,6 +216,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
         first,
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(weights),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         models=total.models,
         speculation=total.speculation,

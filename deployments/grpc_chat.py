@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from deployments.schemas import ChatTurn, chat_message
 from deployments.tools import AllowedTool, AllowedToolsChoice, NamedFunction, NamedTool, ToolBody, ToolChoice, offered
-from turnout.calls import ChatMessage
+from turnout.calls import ChatMessage, ReasoningMode
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
@@ -41,6 +41,19 @@ def template(chat: pb.Chat, kwargs: dict[str, Any]) -> TemplateOptions:
     return made
 
 
+def reasoning_mode(chat: pb.Chat) -> ReasoningMode:
+    """Return where the thinking goes.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field.
+    """
+    modes: tuple[ReasoningMode, ...] = get_args(ReasoningMode)
+    for mode in modes:
+        if mode == (chat.reasoning or "split"):
+            return mode
+    raise invalid("chat.reasoning", f"must be one of {', '.join(modes)}")
+
+
 def conversation(
     chat: pb.Chat, answer: Structure | None = None
 ) -> tuple[tuple[ChatMessage, ...], tuple[Tool, ...], Structure | None]:
@@ -60,6 +73,7 @@ def conversation(
                 "content": turn.content if turn.content or not turn.tool_calls else None,
                 "tool_calls": [_called(call) for call in turn.tool_calls],
                 "tool_call_id": turn.tool_call_id,
+                **({"reasoning": turn.reasoning} if turn.reasoning else {}),
             }
             for turn in chat.messages
         ]

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
-from deployments.grpc_chat import conversation, template
+from deployments.grpc_chat import conversation, reasoning_mode, template
 from deployments.request_fields import checked_salt, parse_sampling, request_id, session_name
 from deployments.service import Answer
 from deployments.tools import CallReader
@@ -71,6 +71,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         cache_salt=checked_salt(request.cache_salt),
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
+        reasoning=reasoning_mode(request.chat),
         template=template(request.chat, struct_values(request.chat.chat_template_kwargs, "chat.chat_template_kwargs")),
     )
 
@@ -191,6 +192,7 @@ def answer_message(call_id: str, model: str, answer: Answer, reader: CallReader 
 def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
     message.index = chunk.index
     message.text = chunk.text
+    message.reasoning = chunk.reasoning
     if chunk.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[chunk.finish_reason]
     if chunk.tool_calls and chunk.finish_reason is FinishReason.STOP:
@@ -218,6 +220,7 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
     for top_id, text, logprob in token.top:
         message.top.add(id=top_id, text=text, logprob=logprob, raw=broken.get(top_id, b""))
     message.rejected.extend(token.rejected)
+    message.thinking = token.thinking
 
 
 def usage_message(usage: Usage) -> pb.Usage:
@@ -240,6 +243,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         wall_s=usage.wall_s,
         notes=usage.notes,
         queue_s=usage.queue_s,
+        reasoning_tokens=usage.reasoning_tokens,
     )
     if usage.route is not None:
         _fill_route(message.route, usage.route)

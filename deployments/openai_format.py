@@ -14,6 +14,7 @@ from deployments.openapi.answers import (
     CompletionChoice,
     ErrorAnswer,
     Logprobs,
+    Message,
     ModelObject,
     SpeculationDetails,
     TokenDetails,
@@ -82,6 +83,7 @@ def usage_object(usage: Usage) -> UsageObject:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.speculation.accepted_tokens,
             "rejected_prediction_tokens": usage.speculation.draft_tokens - usage.speculation.accepted_tokens,
         },
@@ -212,9 +214,12 @@ class ChatFormat:
 
     def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:
         """Write a finished choice."""
+        message: Message = {"role": "assistant", "content": chunk.text, "refusal": None, "annotations": []}
+        if chunk.reasoning:
+            message |= {"reasoning": chunk.reasoning, "reasoning_content": chunk.reasoning}
         return {
             "index": chunk.index,
-            "message": {"role": "assistant", "content": chunk.text, "refusal": None, "annotations": []},
+            "message": message,
             "logprobs": _chat_logprobs(chunk) if logprobs else None,
             "finish_reason": cast("FinishReason", chunk.finish_reason),
         }
@@ -222,6 +227,9 @@ class ChatFormat:
     def delta(self, chunk: Chunk, logprobs: bool) -> ChatPart:
         """Write new output of a choice."""
         delta: MessagePart = {"content": chunk.text}
+        if chunk.reasoning:
+            delta = {"reasoning": chunk.reasoning, "reasoning_content": chunk.reasoning}
+            delta |= {"content": chunk.text} if chunk.text else {}
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
             delta = {"role": "assistant", **delta}
@@ -291,4 +299,5 @@ def token_object(token: TokenOut) -> TokenDetails:
         "logprob": token.logprob,
         "top": [{"text": texts[each], "logprob": logprob} for each, _, logprob in token.top],
         "rejected": list(token.rejected),
+        "thinking": token.thinking,
     }

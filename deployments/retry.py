@@ -45,10 +45,11 @@ class _Answer:
 
     tokens: list[int]
     chars: int = 0
+    reasoning_chars: int = 0
     finished: bool = False
 
     def delivered(self) -> Delivered:
-        return Delivered(tuple(self.tokens), self.chars, self.finished)
+        return Delivered(tuple(self.tokens), self.chars, self.finished, self.reasoning_chars)
 
 
 class Attempts:
@@ -171,7 +172,7 @@ class Replay:
             left_s = max(left_s - (self._clock() - self._began), 0.001)
         delivered = tuple(answer.delivered() for answer in self._answers)
         decided = self._decided
-        if not any(each.tokens or each.chars or each.finished for each in delivered):
+        if not any(each.tokens or each.chars or each.reasoning_chars or each.finished for each in delivered):
             delivered, decided = (), first.decided  # nothing binds
         return replace(first, deadline_s=left_s, delivered=delivered, decided=decided, moved=self._moved)
 
@@ -207,8 +208,9 @@ class Replay:
             self._first_token_s = self._clock() - self._began
         answer.tokens += [token.id for token in chunk.tokens]
         answer.chars += len(chunk.text)
+        answer.reasoning_chars += len(chunk.reasoning)
         answer.finished = chunk.finish_reason is not None
-        if chunk.tokens or chunk.text or answer.finished:
+        if chunk.tokens or chunk.text or chunk.reasoning or answer.finished:
             self.attempts.went_on(len(chunk.tokens))
         return True
 

@@ -15,7 +15,7 @@ from deployments.faults import respell
 from deployments.request_fields import ROLES, BodyPart, parse_prompts, parse_sampling, request_id, session_name
 from deployments.response_format import ResponseFormat, structure_of
 from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
-from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, cache_class
+from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, ReasoningMode, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import explain, validated
@@ -94,9 +94,10 @@ ANSWER_FIELDS = frozenset(
 class ChatTurn(BodyPart):
     """One message; text content may come in parts.
 
-    The fields without a use here are those of answers by OpenAI (annotations, audio, parsed), vLLM, SGLang, DeepSeek
-    and xAI (reasoning, reasoning_content), OpenRouter (reasoning_details, images, citations), Mistral (prefix), Groq
-    (executed_tools), Ollama (thinking), LiteLLM (provider_specific_fields, thinking_blocks) and Gemini (extra_content).
+    What was thought is read as vLLM, SGLang, DeepSeek and xAI (reasoning, reasoning_content) and Ollama (thinking) name
+    it. The fields without a use here are those of answers by OpenAI (annotations, audio, parsed), OpenRouter
+    (reasoning_details, images, citations), Mistral (prefix), Groq (executed_tools), LiteLLM (provider_specific_fields,
+    thinking_blocks) and Gemini (extra_content).
     """
 
     role: Annotated[str, Field(json_schema_extra={"enum": [*ROLES, "developer"]})]
@@ -116,10 +117,10 @@ class ChatTurn(BodyPart):
     images: Ignored = None
     parsed: Ignored = None
     provider_specific_fields: Ignored = None
-    reasoning: Ignored = None
-    reasoning_content: Ignored = None
+    reasoning: Annotated[Any, Field(description="of role assistant: what was thought, as text")] = None
+    reasoning_content: Annotated[Any, Field(description="the same")] = None
     reasoning_details: Ignored = None
-    thinking: Ignored = None
+    thinking: Annotated[Any, Field(description="the same")] = None
     thinking_blocks: Ignored = None
 
 
@@ -136,6 +137,18 @@ class ChatBody(CommonBody):
     reasoning_effort: Annotated[str, Field(description="none turns thinking off where the template can")] = ""
     add_generation_prompt: Annotated[bool | None, Field(description="absent: unless a message is continued")] = None
     continue_final_message: Annotated[bool, Field(description="go on with the last message, an assistant's")] = False
+
+    include_reasoning: Annotated[bool, Field(description="false: what was thought is left out of the answer")] = True
+    separate_reasoning: Annotated[bool, Field(description="false: it stays in the content, as the model wrote it")] = (
+        True
+    )
+
+    @property
+    def reasoning_mode(self) -> ReasoningMode:
+        """Where the thinking goes."""
+        if not self.separate_reasoning:
+            return "raw"
+        return "split" if self.include_reasoning else "hide"
 
     def template(self) -> TemplateOptions:
         """Return what the chat template gets.
@@ -240,7 +253,8 @@ def chat_job(values: dict[str, Any]) -> Job:
     if structure is not call.sampling.structure:
         names["structure.answer"], names["structure"] = names["structure"], "tools"
         call = replace(call, sampling=call.sampling.model_copy(update={"structure": structure}))
-    return replace(job, calls=(replace(call, tools=tools, template=body.template()),))
+    call = replace(call, tools=tools, template=body.template(), reasoning=body.reasoning_mode)
+    return replace(job, calls=(call,))
 
 
 def _split(
@@ -284,9 +298,11 @@ def chat_message(turn: ChatTurn, field: str) -> ChatMessage:
     if (role == "tool") != bool(turn.tool_call_id):
         raise invalid(f"{field}.tool_call_id", "belongs to role tool, and is needed there")
     content = turn.refusal if turn.content is None else turn.content
-    if content is None and not calls:
+    thoughts = (turn.reasoning_content, turn.reasoning, turn.thinking)
+    reasoning = next((each for each in thoughts if isinstance(each, str) and each), "")
+    if content is None and not calls and not reasoning:
         raise invalid(f"{field}.content", "is needed")
-    return ChatMessage(role, _text(content or "", field, role), calls, turn.tool_call_id)
+    return ChatMessage(role, _text(content or "", field, role), calls, turn.tool_call_id, reasoning)
 
 
 def _called(call: CalledTool, field: str) -> ToolCall:

@@ -326,7 +326,7 @@ class ToolFormat:
         read = self._reader.part(chunk)
         made = self._form.delta(read, logprobs)
         if not read.text:
-            del made["delta"]["content"]
+            made["delta"].pop("content", None)
         if read.call_parts:
             made["delta"]["tool_calls"] = [_part_object(part) for part in read.call_parts]
         if read.tool_calls:

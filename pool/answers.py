@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from decoding.noise import derive_seed
 from decoding.sequence import Sequence
+from decoding.thinking import ThinkingWalk
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share, shared
+from pool.reasoning import answer_text, bound
 from pool.resume import ResumeState, notes_of
 from pool.stop_strings import StopStrings, detokenizer_of, text_of
 from pool.structures import check_answer
@@ -31,6 +33,7 @@ class Answer:
         sequence: its tokens.
         text: its text, up to a stop string.
         spans: gives each of its tokens its part of the text.
+        walk: says which of its tokens are thinking; None: none is.
         delivery: what of it is still to be sent.
         started: set once it has a token, or has ended.
         taken: tokens that its method has given.
@@ -42,6 +45,7 @@ class Answer:
     sequence: Sequence
     text: StopStrings
     spans: Detokenizer
+    walk: ThinkingWalk | None
     delivery: ResumeState
     started: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
@@ -52,6 +56,15 @@ class Answer:
         """Advance the text over tokens that the client has."""
         for token_id in token_ids:
             self.spans.feed(token_id)
+            self._thinks(token_id)
+
+    def _thinks(self, token_id: int) -> bool:
+        return self.walk is not None and self.walk.feed(token_id)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far that are thinking, its markers included."""
+        return self.walk.num_reasoning if self.walk is not None else 0
 
     def take(self, given: tuple[Token, ...]) -> tuple[Token, ...]:
         """Take the next tokens from the method; return those that the client does not have."""
@@ -63,8 +76,9 @@ class Answer:
     def chunk(self, tokens: tuple[Token, ...]) -> Chunk:
         """Make a chunk of the next tokens and the text so far."""
         text = self.delivery.text(self.text.take())
-        outs = tuple(token_out(token, self.spans) for token in tokens)
-        return Chunk(self.index, text, outs, tool_format=self.tool_format)
+        outs = tuple(token_out(token, self.spans, self._thinks(token.id)) for token in tokens)
+        reasoning = self.delivery.reasoning(self.text.take_reasoning())
+        return Chunk(self.index, text, outs, reasoning=reasoning, tool_format=self.tool_format)
 
     def last_chunk(self) -> Chunk:
         """Make the chunk that ends it: the rest of its text, and the reason."""
@@ -74,8 +88,10 @@ class Answer:
         if reason is FinishReason.STOP and (last := self.sequence.tokens[-1]) in self.sequence.end_ids:
             self.text.end(last)
         text = self.delivery.text(self.text.take(final=True))
+        reasoning = self.delivery.reasoning(self.text.take_reasoning())
         self.delivery.end()
-        return Chunk(self.index, text, (), reason, stop=self._stop(reason), tool_format=self.tool_format)
+        stop, form = self._stop(reason), self.tool_format
+        return Chunk(self.index, text, (), reason, reasoning=reasoning, stop=stop, tool_format=form)
 
     def _stop(self, reason: FinishReason) -> str | int | None:
         """What of the request's stop strings and stop token ids ended it; None: none of them did."""
@@ -87,8 +103,8 @@ class Answer:
 
 def new_sequence(
     prepared: PreparedRequest, tokenizer: TextTokenizer, share: Share, index: int
-) -> tuple[Sequence, StopStrings, Detokenizer]:
-    """Make the sequence of an answer, its text up to a stop string, and what gives each token its part of the text.
+) -> tuple[Sequence, StopStrings, Detokenizer, ThinkingWalk | None]:
+    """Make the sequence of an answer, its text up to a stop string, and what finds each token's text and thinking.
 
     Args:
         prepared: the checked call.
@@ -97,8 +113,8 @@ def new_sequence(
         index: of the answer; each has noise of its own.
     """
     call, sampling = prepared.call, prepared.sampling
-    spans = detokenizer_of(tokenizer, prepared.prompt, sampling)
-    text = text_of(spans.clone(), sampling)
+    spans, thinking = detokenizer_of(tokenizer, prepared.prompt, sampling), prepared.thinking
+    text = text_of(answer_text(spans.clone(), thinking, tokenizer, call.reasoning != "hide"), sampling)
     sequence = Sequence(
         prepared.prompt,
         sampling,
@@ -112,8 +128,10 @@ def new_sequence(
     )
     sequence.owner = call.tenant
     sequence.renderings = dict(prepared.renderings)
-    sequence.constraint = prepared.constraint.clone() if prepared.constraint is not None else None
-    return sequence, text, spans
+    sequence.thinking = thinking
+    inner = prepared.constraint.clone() if prepared.constraint is not None else None
+    sequence.constraint = bound(inner, thinking, tokenizer)
+    return sequence, text, spans, ThinkingWalk(thinking, tokenizer) if thinking is not None else None
 
 
 def resume(answers: list[Answer], method: MethodInfo, continues: bool) -> list[str]:

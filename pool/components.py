@@ -12,6 +12,7 @@ from engine.checkpoints import reading
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.pool import DefaultMethod, Pool
+from pool.reasoning import thinking_of
 from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting
 from pool.text import TextTokenizer
@@ -156,6 +157,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     pool = config.pools[loaded.name]
     loaded.defaults = RequestDefaults.of(pool, loaded.tokenizer.generation)
     loaded.tokenizer.tool_format = pool.tool_format
+    loaded.thinking = thinking_of(pool.reasoning, loaded.tokenizer)
     loaded.revisions = {name: revision_of(config.models[name].path) for name in pool.members}
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")

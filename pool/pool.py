@@ -11,11 +11,13 @@ from typing import Any
 from decoding.artifacts import Artifacts
 from decoding.model import ModelPool, Score
 from decoding.sequence import Sequence
+from decoding.thinking import Thinking
 from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
 from engine.member import PoolMember
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.prefix_stores import Share, shared, summed, unconfigured
+from pool.reasoning import with_structure
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
@@ -70,6 +72,7 @@ class Pool:
 
     Attributes:
         defaults: what holds where a request leaves it open.
+        thinking: how thinking is found in answers; None: it is not.
         routing: chooses a method where a call leaves it open; None: the default method is used.
         audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
@@ -104,6 +107,7 @@ class Pool:
         self._began = time.time()
         self._rate = _Rate()
         self.defaults = NO_DEFAULTS
+        self.thinking: Thinking | None = None
         self.routing: PoolRouting | None = None
         self.audits: Audits | None = None
         self.share: Share = unconfigured
@@ -122,7 +126,8 @@ class Pool:
         try:
             prepared = await self.intake().admit(call)
             constraint = await self.tokenizer.structures.admit(prepared.call.sampling, self.vocab_size, call.tenant)
-            prepared = replace(prepared, constraint=constraint)
+            thinking = with_structure(prepared.thinking, constraint)
+            prepared = replace(prepared, constraint=constraint, thinking=thinking)
             untold = call.include_prompt_len
             async with self._started(prepared) as (events, queue_s):
                 async for event in events:
@@ -196,7 +201,7 @@ class Pool:
         members = {self.roles[role]: role for role in (*self.roles, *USUAL_ROLES) if role in self.roles}
         known = (self.max_length, self.vocab_size, self.default_method, self.default_params, self.routing is not None)
         roles, own = frozenset(self.roles), (self.foreign_roles, self.foreign)
-        return RequestValidator(self.name, members, self.tokenizer, *known, roles, self.defaults, *own)
+        return RequestValidator(self.name, members, self.tokenizer, *known, roles, self.defaults, *own, self.thinking)
 
     @contextmanager
     def _background_paused(self) -> Iterator[None]:

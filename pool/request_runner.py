@@ -15,6 +15,7 @@ from decoding.artifacts import Artifact
 from decoding.calibration import KIND as CALIBRATION
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
+from decoding.thinking import ThinkingWalk
 from engine.tracing import spanned
 from pool.answers import Answer, new_sequence, resume
 from pool.detokenizer import Detokenizer
@@ -157,7 +158,7 @@ class RequestRunner:
             for each, left in enumerate(deliveries(prepared.call))
         ]
 
-    def fresh(self, index: int) -> tuple[Sequence, StopStrings, Detokenizer]:
+    def fresh(self, index: int) -> tuple[Sequence, StopStrings, Detokenizer, ThinkingWalk | None]:
         """An answer as it is before its first token."""
         return new_sequence(self.prepared, self._tokenizer, self._share, index)
 
@@ -330,7 +331,7 @@ class RequestRunner:
                 answer.sequence.sampling = self.prepared.sampling
             return models
         for answer in self.answers:
-            answer.sequence, answer.text, answer.spans = self.fresh(answer.index)
+            answer.sequence, answer.text, answer.spans, answer.walk = self.fresh(answer.index)
         first.sequence.meter = before.meter
         _release(before, self._models)
         return self._models
@@ -352,4 +353,5 @@ class RequestRunner:
         seconds = (self._first_token_s, time.perf_counter() - self._started)
         sequences = [answer.sequence for answer in self.answers]
         large = self._models.models[self._large]
-        return usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), self._routing)
+        usage = usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), self._routing)
+        return replace(usage, reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers))

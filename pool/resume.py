@@ -26,12 +26,13 @@ class ResumeState:
         finished: whether the client has all of it.
     """
 
-    __slots__ = ("_chars", "_index", "_seen", "_tokens", "finished")
+    __slots__ = ("_chars", "_index", "_reasoning", "_seen", "_tokens", "finished")
 
     def __init__(self, index: int, delivered: Delivered) -> None:
         self._index = index
         self._tokens = delivered.tokens
         self._chars = delivered.chars
+        self._reasoning = delivered.reasoning_chars
         self._seen = 0
         self.finished = delivered.finished
 
@@ -83,6 +84,12 @@ class ResumeState:
         self._chars -= known
         return added[known:]
 
+    def reasoning(self, added: str) -> str:
+        """The answer's next reasoning, without what the client has of it."""
+        known = min(len(added), self._reasoning)
+        self._reasoning -= known
+        return added[known:]
+
     def end(self) -> None:
         """The answer has ended.
 
@@ -91,6 +98,8 @@ class ResumeState:
         """
         if self._seen < self.count:
             raise self._disagrees(f"it ends after {self._seen} of {self.count} tokens")
+        if self._reasoning:
+            raise self._disagrees(f"its reasoning ends {self._reasoning} characters before")
         if self._chars:
             raise self._disagrees(f"its text ends {self._chars} characters before")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pool.detokenizer import Detokenizer
+from pool.reasoning import AnswerDetokenizer
 from turnout.tool_formats.grammar import form_of_calls
 from turnout.types import SamplingParams
 
@@ -72,6 +73,10 @@ class StopStrings:
         text = self._text[self._sent : end]
         self._sent = max(self._sent, end)
         return text
+
+    def take_reasoning(self) -> str:
+        """New reasoning that can be shown; where the text is taken as well, take that first."""
+        return self._detokenizer.take_reasoning() if isinstance(self._detokenizer, AnswerDetokenizer) else ""
 
     def _held(self) -> int:
         """Length of the longest suffix of the text that starts a stop string."""

@@ -257,6 +257,21 @@ class TextTokenizer:
             return self._bytes.after(token_id)
         return self._decode([token_id]).encode()
 
+    def special_name(self, token_id: int) -> str:
+        """Return the name of a special token, which adds no text to an answer; "" for every other."""
+        return self._names.get(token_id, "")
+
+    @property
+    def template(self) -> str:
+        """Return the chat template, or all of them where there are several; "" without one."""
+        return str(self._tokenizer.chat_template or "")
+
+    @cached_property
+    def added(self) -> dict[str, int]:
+        """Ids of the tokens that were added to the vocabulary, by name."""
+        found: dict[int, Any] = self._tokenizer.added_tokens_decoder
+        return {str(each): token for token, each in found.items()}
+
     def name_of(self, token_id: int) -> str:
         """Name a token for a person: its text, or its bytes where it is a part of a character."""
         data = self.token_bytes(token_id)
@@ -349,6 +364,10 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [call.for_template for call in message.tool_calls]
+    if message.reasoning:
+        turn |= dict.fromkeys(("reasoning", "reasoning_content"), message.reasoning)
+        if not (message.tool_calls and message.content):  # GPT-OSS's template takes one of them with a call
+            turn["thinking"] = message.reasoning
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn

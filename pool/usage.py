@@ -28,12 +28,13 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def token_out(token: Token, text: Detokenizer) -> TokenOut:
+def token_out(token: Token, text: Detokenizer, thinking: bool = False) -> TokenOut:
     """The next token of an answer as clients see it.
 
     Args:
         token: what was written.
         text: the answer's, up to this token; takes it.
+        thinking: whether it is thought, or a marker of thinking.
     """
     others = {other: text.peek(other) for other, _ in token.top}
     rejected = tuple(name_of_part(span.text, span.data) for span in map(text.peek, token.rejected))
@@ -49,6 +50,7 @@ def token_out(token: Token, text: Detokenizer) -> TokenOut:
         tuple((other, others[other].text, logprob) for other, logprob in token.top),
         rejected,
         tuple((other, each.data) for other, each in others.items() if each.data != each.text.encode()),
+        thinking,
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding.constraints.base import Constraint
+from decoding.thinking import Thinking
+from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
 from pool.text import LONG, TextTokenizer
@@ -58,6 +60,7 @@ class PreparedRequest:
         constraint: what answers must fit, compiled; each takes a clone. None: nothing.
         account: whose time on the models it takes; "": the tenant's.
         renderings: the conversation in the templates and tokens of models with another vocabulary, by model.
+        thinking: how the answers' thinking is found; None: it is not.
     """
 
     call: GenerateCall
@@ -68,6 +71,7 @@ class PreparedRequest:
     constraint: Constraint | None = None
     account: str = ""
     renderings: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    thinking: Thinking | None = None
 
     @property
     def tool_format(self) -> str:
@@ -107,6 +111,7 @@ class RequestValidator:
         defaults: what holds where a request leaves it open.
         foreign: models with another vocabulary than the pool's, by role.
         tokenizers: of these models, by name.
+        thinking: how thinking is found in answers; None: it is not.
     """
 
     pool: str
@@ -121,6 +126,7 @@ class RequestValidator:
     defaults: RequestDefaults = NO_DEFAULTS
     foreign: Mapping[str, str] = field(default_factory=dict)
     tokenizers: Mapping[str, TextTokenizer] = field(default_factory=dict)
+    thinking: Thinking | None = None
 
     def prepare(self, call: GenerateCall) -> PreparedRequest:
         """Check everything that can be checked before work starts.
@@ -152,7 +158,10 @@ class RequestValidator:
             call = replace(call, sampling=sampling.model_copy(update={"bad_word_ids": ids}))
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
-        return PreparedRequest(call, plan, prompt, seed, most, renderings=self._renderings(call, plan))
+        thinking = thinking_of_call(self.thinking, call, prompt, self.tokenizer)
+        return PreparedRequest(
+            call, plan, prompt, seed, most, renderings=self._renderings(call, plan), thinking=thinking
+        )
 
     def _in_format(self, call: GenerateCall) -> GenerateCall:
         """The call whose answers may call tools in the way of the pool's models."""
@@ -329,7 +338,11 @@ def _num_chars(call: GenerateCall) -> int:
     if call.messages is None:
         return len(call.prompt) if isinstance(call.prompt, str) else 0
     asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
-    return asked + sum(len(turn.content) for turn in call.messages) + sum(len(tool.parameters) for tool in call.tools)
+    return (
+        asked
+        + sum(len(turn.content) + len(turn.reasoning) for turn in call.messages)
+        + sum(len(tool.parameters) for tool in call.tools)
+    )
 
 
 def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int, most: int | None = None) -> list[int]:

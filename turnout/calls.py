@@ -19,6 +19,8 @@ from turnout.types import NO_LIMITS, FinishReason, RouteLimits, SamplingParams, 
 CacheClass = Literal["exact", "lossy"]
 CACHE_CLASSES: tuple[CacheClass, ...] = ("exact", "lossy")
 Priority = Literal["interactive", "batch"]
+# Where an answer's thinking goes: apart from its text, nowhere, or into the text as the model wrote it.
+ReasoningMode = Literal["split", "hide", "raw"]
 AUTO = "auto"  # instead of a method: the pool's routing
 
 
@@ -39,12 +41,14 @@ class ChatMessage:
     """One turn of a conversation; `role` is system, user, assistant or tool.
 
     `tool_calls` are what an assistant asked for; a tool's turn names the call it answers in `tool_call_id`.
+    `reasoning` is what an assistant thought before it.
     """
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,13 @@ class Delivered:
         tokens: ids of its tokens.
         chars: length of its text, in characters; text may lag behind tokens.
         finished: whether the client has the finish reason: nothing more of the answer is sent.
+        reasoning_chars: length of its reasoning, in characters.
     """
 
     tokens: tuple[int, ...] = ()
     chars: int = 0
     finished: bool = False
+    reasoning_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class GenerateCall:
         whole: whether the client waits for the whole answer: then events come in large batches.
         tools: offered to the model by the chat template.
         template: what else the chat template gets.
+        reasoning: where the thinking of a conversation's answer goes.
     """
 
     request_id: str
@@ -168,6 +175,7 @@ class GenerateCall:
     sharing: SharingPolicy | None = None
     rank: int = 0
     cache_salt: str = ""
+    reasoning: ReasoningMode = "split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,8 @@ class TokenOut:
     `text` is its part of the answer's text, which all of them joined are: characters that the token completes, none
     where it is special or the first part of a character. `top` is (id, text it would have had here, log-probability in
     nats), special tokens by name; `rejected` are texts of drafted tokens refused in its place. `broken` has the bytes
-    of those ids, here and in `top`, whose text is not just what they hold.
+    of those ids, here and in `top`, whose text is not just what they hold. `thinking`: it was thought, or is a marker
+    of thinking, and no part of the answer.
     """
 
     id: int
@@ -189,6 +198,7 @@ class TokenOut:
     top: tuple[tuple[int, str, float], ...] = ()
     rejected: tuple[str, ...] = ()
     broken: tuple[tuple[int, bytes], ...] = ()
+    thinking: bool = False
 
     @property
     def data(self) -> bytes:
@@ -245,6 +255,7 @@ class Usage:
     otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it, and
     `router_drift` how far live requests are from what the routers that decided were trained on; front ends count it.
     `sampling` are the parameters that tokens were chosen with, those that the request left open included.
+    `reasoning_tokens` are those of the completion that are thinking, its markers included.
     `queue_s` is the time it waited for a place in the pool before that, in seconds.
     `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
     unless the call asked for an explanation; None where the request was not routed.
@@ -268,6 +279,7 @@ class Usage:
     queue_s: float = 0.0
     router_drift: tuple[DriftReading, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

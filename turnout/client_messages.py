@@ -40,7 +40,7 @@ PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
     | {"token_details", "parse_special"}
 )
-TEMPLATE_OPTIONS = frozenset({"reasoning_effort", "add_generation_prompt", "continue_final_message"})
+TEMPLATE_OPTIONS = frozenset({"reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"})
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
 RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
@@ -69,6 +69,11 @@ class Result:
     def text(self) -> str:
         """Text of the first answer."""
         return self.choices[0].text
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before the first answer."""
+        return self.choices[0].reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -111,7 +116,15 @@ def _turn(message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
         {"id": each.get("id"), **{name: each["function"].get(name) for name in ("name", "arguments")}}
         for each in message.get("tool_calls") or ()
     ]
-    return {**{name: message.get(name) for name in ("role", "content", "tool_call_id")}, "tool_calls": calls}
+    return {
+        **{name: message.get(name) for name in ("role", "content", "tool_call_id")},
+        "tool_calls": calls,
+        "reasoning": _thought(message),
+    }
+
+
+def _thought(message: Mapping[str, Any]) -> str | None:
+    return next((message[name] for name in ("reasoning", "reasoning_content") if message.get(name)), None)
 
 
 def _tool(tool: Tool | Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +216,7 @@ def chunk(message: pb.Choice | pb.ChoiceDelta) -> Chunk:
         finish_reason=None if reason == "UNSPECIFIED" else FinishReason[reason],
         tool_calls=tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls),
         call_parts=tuple(ToolCallPart(each.index, each.id, each.name, each.arguments) for each in new),
+        reasoning=message.reasoning,
     )
 
 
@@ -219,6 +233,7 @@ def _token(message: pb.TokenInfo) -> TokenOut:
         top=tuple((top.id, top.text, top.logprob) for top in message.top),
         rejected=tuple(message.rejected),
         broken=tuple((token_id, raw) for token_id, raw in raws.items() if raw),
+        thinking=message.thinking,
     )
 
 
@@ -250,6 +265,7 @@ def usage(message: pb.Usage) -> Usage:
         route=_route(message.route) if message.HasField("route") else None,
         queue_s=message.queue_s,
         sampling=_values(message.sampling),
+        reasoning_tokens=message.reasoning_tokens,
     )
 
 

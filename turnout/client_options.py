@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from turnout.calls import CacheClass
+from turnout.calls import CacheClass, ReasoningMode
 from turnout.tools import Tool
 
 
@@ -27,6 +27,7 @@ class Sampling(TypedDict, total=False):
     max_tokens: int
     n: int
     logprobs: int
+    thinking_token_budget: int
     min_tokens: int
     bad_words: Sequence[str]
     allowed_token_ids: Sequence[int]
@@ -50,7 +51,8 @@ class Options(Sampling, total=False):
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
     none, auto, required or the name of the one that must be called. `chat_template_kwargs` are variables of the model's
     chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the pool is configured), and
-    `continue_final_message` continues the last message, which is the assistant's.
+    `continue_final_message` continues the last message, which is the assistant's. `reasoning` says where the thinking
+    goes: split (apart from the text), hide or raw (into the text).
     """
 
     model: str
@@ -73,3 +75,4 @@ class Options(Sampling, total=False):
     reasoning_effort: str
     add_generation_prompt: bool
     continue_final_message: bool
+    reasoning: ReasoningMode

@@ -119,6 +119,20 @@ class SamplingConfig(Section):
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
 
+class ReasoningMarkers(Section):
+    """Texts that enclose the thinking in an answer."""
+
+    begin: Annotated[str, Field(min_length=1, max_length=256, description="begins the thinking")]
+    end: Annotated[str, Field(min_length=1, max_length=256, description="ends the thinking")]
+
+    @model_validator(mode="after")
+    def _check_text(self) -> ReasoningMarkers:
+        for name in ("begin", "end"):
+            if not getattr(self, name).strip():
+                raise FieldError(name, "must not be blank")
+        return self
+
+
 class PoolConfig(Section):
     """A served endpoint: models that answer together, each by its role. At least one of small and large is given."""
 
@@ -172,6 +186,13 @@ class PoolConfig(Section):
             " template or vocabulary shows"
         ),
     ] = ""
+    reasoning: Annotated[
+        Literal["auto", "off"] | ReasoningMarkers,
+        Field(
+            description="markers of the thinking that answers are split at: auto: those of the large model's template"
+            " and tokens; off: answers are not split; or an object of begin and end"
+        ),
+    ] = "auto"
     placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
     replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
     autoscaling: Annotated[

@@ -218,6 +218,11 @@ class SamplingParams(BaseModel):
             json_schema_extra=lambda schema: schema.pop("default", None) and None,
         ),
     ] = MOST_TOKENS
+    thinking_token_budget: Annotated[
+        int | None,
+        Field(ge=-1, description="tokens of thinking after which its end is forced; absent and -1: no limit"),
+        AfterValidator(lambda budget: None if budget == -1 else budget),
+    ] = None
     n: Annotated[int, Field(ge=1, le=64, description="answers to the one prompt")] = 1
     logprobs: Annotated[
         int | None, Field(ge=0, le=20, description="alternatives reported per token; absent: no log-probabilities")

@@ -15,6 +15,8 @@ Mask = npt.NDArray[np.uint8]
 
 EIGHT = 8
 ALL = 0xFF
+# Of a place where every token may follow, those that a constraint does not know as well; compared by identity.
+ANY: Mask = np.zeros(0, dtype=np.uint8)
 
 
 class Constraint(Protocol):
@@ -42,7 +44,7 @@ class Constraint(Protocol):
 
         Returns:
             For each path a mask, which is not to be changed. None where the tokens are no prefix of a text that
-            fits, so that nothing that follows matters.
+            fits, so that nothing that follows matters; `ANY` where every token may follow.
         """
         ...
 
@@ -57,11 +59,15 @@ class Constraint(Protocol):
 
 def allows(mask: Mask | None, token: int) -> bool:
     """Return whether a mask allows a token; no mask allows none."""
+    if mask is ANY:
+        return True
     return mask is not None and token < EIGHT * mask.size and bool(mask[token // EIGHT] >> token % EIGHT & 1)
 
 
 def is_forced(mask: Mask, vocab_size: int, end_ids: frozenset[int]) -> bool:
     """Return whether a mask leaves no choice below `vocab_size`: one token, or only tokens that end the answer."""
+    if mask is ANY:
+        return False
     allowed = np.flatnonzero(np.unpackbits(mask, count=vocab_size, bitorder="little"))
     return len(allowed) == 1 or (0 < len(allowed) <= len(end_ids) and end_ids.issuperset(allowed.tolist()))
 

@@ -72,7 +72,7 @@ async def monitored(request: Request, models: ModelPool, params: MonitoredParams
     tokens have a source of their own and count towards the answer's length.
     """
     inner = get_method(params.inner.name, f"{FIELD}.inner")
-    if request.sequence.constraint is not None:
+    if request.sequence.sampling.structure is not None:
         raise invalid("structure", "does not go with method 'monitored', which puts words of its own into the answer")
     monitor: Monitor = params.monitor.make(MONITORS, f"{FIELD}.monitor")
     monitor.begin(request, models)

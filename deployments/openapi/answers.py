@@ -90,8 +90,9 @@ class PromptDetails(Answer):
 
 
 class CompletionDetails(Answer):
-    """Of drafted tokens, those that stayed and those that were refused."""
+    """Tokens that were thought, and of drafted ones those that stayed and those that were refused."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -145,6 +146,7 @@ class TokenDetails(Answer):
     logprob: float | None
     top: list[TopText]
     rejected: list[str]
+    thinking: bool
 
 
 class ChoiceDetails(Answer):
@@ -227,6 +229,8 @@ class Message(Answer):
     content: str | None
     refusal: None
     annotations: list[Any]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallObject]]
 
 

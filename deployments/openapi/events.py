@@ -63,6 +63,8 @@ class MessagePart(Answer):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallPart]]
 
 

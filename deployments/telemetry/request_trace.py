@@ -190,7 +190,7 @@ class _Untraced(RequestTrace):
 
 def _writes(event: Event) -> bool:
     """Whether it is a part of the answer that a client sees."""
-    return isinstance(event, Chunk) and bool(event.tokens or event.text)
+    return isinstance(event, Chunk) and bool(event.tokens or event.text or event.reasoning)
 
 
 def _end_span(span: Span, trace: RequestTrace, label: str) -> None:

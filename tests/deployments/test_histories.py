@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,10 @@ def messages(*turns: dict[str, Any]) -> tuple[ChatMessage, ...] | None:
 @pytest.mark.parametrize("server", ANSWERS)
 def test_an_answer_of_any_server_is_taken_back(server: str) -> None:
     said = {"role": "assistant", "content": "hello"}
-    assert messages({**said, **ANSWERS[server]}, USER) == messages(said, USER)
+    thought = any(ANSWERS[server].get(name) for name in ("reasoning", "reasoning_content", "thinking"))
+    expected = [ChatMessage("user", "hi"), ChatMessage("assistant", "hello"), ChatMessage("user", "hi")]
+    expected[1] = replace(expected[1], reasoning="because" if thought else "")
+    assert messages({**said, **ANSWERS[server]}, USER) == tuple(expected)
 
 
 def test_answer_fields_are_no_users() -> None:
@@ -77,7 +81,9 @@ def test_a_refusal_is_what_was_said() -> None:
     with pytest.raises(TurnoutError, match=r"^messages\.1\.content\.1: must be a text part"):
         messages({"role": "user", "content": parts})
     with pytest.raises(TurnoutError, match=r"^messages\.1\.content: is needed"):
-        messages({"role": "assistant", "content": None, "reasoning": "x"})
+        messages({"role": "assistant", "content": None, "annotations": []})
+    thought = messages({"role": "assistant", "content": None, "reasoning": "x"})  # an answer cut in its thinking
+    assert thought == (ChatMessage("user", "hi"), ChatMessage("assistant", "", reasoning="x"))
 
 
 @pytest.mark.parametrize("arguments", [{"arguments": ""}, {"arguments": " \n"}, {"arguments": None}, {}])

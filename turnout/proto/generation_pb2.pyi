@@ -39,16 +39,18 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "reasoning")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -93,7 +95,7 @@ class ToolChoice(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., name: _Optional[str] = ..., allowed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message", "parallel_tool_calls")
+    __slots__ = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message", "parallel_tool_calls", "reasoning")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,7 @@ class Chat(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     tool_choice: ToolChoice
@@ -110,10 +113,11 @@ class Chat(_message.Message):
     add_generation_prompt: bool
     continue_final_message: bool
     parallel_tool_calls: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_effort: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., parallel_tool_calls: _Optional[bool] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_effort: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "seed", "max_tokens", "n", "logprobs", "min_tokens", "bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "seed", "max_tokens", "n", "logprobs", "min_tokens", "bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens", "thinking_token_budget")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +146,7 @@ class Sampling(_message.Message):
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -163,7 +168,8 @@ class Sampling(_message.Message):
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     truncate_prompt_tokens: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    thinking_token_budget: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., thinking_token_budget: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache", "structure", "token_details", "parse_special", "priority", "cache_salt")
@@ -247,7 +253,7 @@ class TopToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., raw: _Optional[bytes] = ...) -> None: ...
 
 class TokenInfo(_message.Message):
-    __slots__ = ("id", "text", "source", "kind", "logprob", "entropy_bits", "top", "rejected", "raw")
+    __slots__ = ("id", "text", "source", "kind", "logprob", "entropy_bits", "top", "rejected", "raw", "thinking")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +263,7 @@ class TokenInfo(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     source: str
@@ -266,37 +273,42 @@ class TokenInfo(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[TopToken]
     rejected: _containers.RepeatedScalarFieldContainer[str]
     raw: bytes
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., source: _Optional[str] = ..., kind: _Optional[_Union[TokenKind, str]] = ..., logprob: _Optional[float] = ..., entropy_bits: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopToken, _Mapping]]] = ..., rejected: _Optional[_Iterable[str]] = ..., raw: _Optional[bytes] = ...) -> None: ...
+    thinking: bool
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., source: _Optional[str] = ..., kind: _Optional[_Union[TokenKind, str]] = ..., logprob: _Optional[float] = ..., entropy_bits: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopToken, _Mapping]]] = ..., rejected: _Optional[_Iterable[str]] = ..., raw: _Optional[bytes] = ..., thinking: _Optional[bool] = ...) -> None: ...
 
 class ChoiceDelta(_message.Message):
-    __slots__ = ("index", "text", "tokens", "finish_reason", "tool_calls", "call_parts")
+    __slots__ = ("index", "text", "tokens", "finish_reason", "tool_calls", "call_parts", "reasoning")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     CALL_PARTS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[TokenInfo]
     finish_reason: FinishReason
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     call_parts: _containers.RepeatedCompositeFieldContainer[ToolCallPart]
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., call_parts: _Optional[_Iterable[_Union[ToolCallPart, _Mapping]]] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., call_parts: _Optional[_Iterable[_Union[ToolCallPart, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("index", "text", "tokens", "finish_reason", "tool_calls")
+    __slots__ = ("index", "text", "tokens", "finish_reason", "tool_calls", "reasoning")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[TokenInfo]
     finish_reason: FinishReason
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ModelUsage(_message.Message):
     __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens", "fetched_tokens")
@@ -339,7 +351,7 @@ class Cost(_message.Message):
     def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +372,7 @@ class Usage(_message.Message):
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     LARGE_KEPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -380,7 +393,8 @@ class Usage(_message.Message):
     queue_s: float
     large_kept_share: float
     sampling: _struct_pb2.Struct
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Drift(_message.Message):
     __slots__ = ("calibration", "version", "index", "limit", "answers")
