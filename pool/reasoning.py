@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from decoding.constraints.base import Constraint, allows
 from decoding.constraints.thinking import ThinkingConstraint
 from decoding.text import continue_with, text_within
 from decoding.thinking import BLANK, Channels, Marker, Part, Phase, Splitter, Start, Thinking
 from pool.detokenizer import Detokenizer, Span
+from pool.text import TextTokenizer, added_tokens, template_of
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.pool_config import ReasoningMarkers
-
-if TYPE_CHECKING:
-    from pool.text import TextTokenizer
 
 # Markers of model families, those first that more of them have: Qwen3, DeepSeek, SmolLM3, Granite 3.3, GLM and many
 # more; Mistral; Seed-OSS; Cohere; Kimi; Granite 3.2.
@@ -54,7 +51,7 @@ def thinking_of(reasoning: str | ReasoningMarkers, tokenizer: TextTokenizer) -> 
         return replace(found, gap=_gap(found, tokenizer))
     if reasoning == "off":
         return None
-    added, template = tokenizer.added, tokenizer.template
+    added, template = added_tokens(tokenizer), template_of(tokenizer)
     if all(name in added for name in HARMONY):
         return _harmony(tokenizer)
     for begin, end in PAIRS:
@@ -71,13 +68,14 @@ def _pair(begin: str, end: str, tokenizer: TextTokenizer) -> Thinking:
 
 
 def _marker(text: str, tokenizer: TextTokenizer) -> Marker:
-    token = tokenizer.added.get(text)
+    token = added_tokens(tokenizer).get(text)
     return Marker(text, continue_with(tokenizer, text) if token is None else (token,), token)
 
 
 def _harmony(tokenizer: TextTokenizer) -> Thinking:
-    start, channel, message, end = (tokenizer.added[name] for name in HARMONY)
-    ends = {end} | {tokenizer.added[name] for name in ("<|return|>", "<|call|>") if name in tokenizer.added}
+    added = added_tokens(tokenizer)
+    start, channel, message, end = (added[name] for name in HARMONY)
+    ends = {end} | {added[name] for name in ("<|return|>", "<|call|>") if name in added}
     begin, final = (Marker(text, continue_with(tokenizer, text)) for text in (HARMONY_BEGIN, HARMONY_END))
     return Thinking(begin, final, Channels(start, channel, message, frozenset(ends)))
 

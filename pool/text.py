@@ -261,17 +261,6 @@ class TextTokenizer:
         """Return the name of a special token, which adds no text to an answer; "" for every other."""
         return self._names.get(token_id, "")
 
-    @property
-    def template(self) -> str:
-        """Return the chat template, or all of them where there are several; "" without one."""
-        return str(self._tokenizer.chat_template or "")
-
-    @cached_property
-    def added(self) -> dict[str, int]:
-        """Ids of the tokens that were added to the vocabulary, by name."""
-        found: dict[int, Any] = self._tokenizer.added_tokens_decoder
-        return {str(each): token for token, each in found.items()}
-
     def name_of(self, token_id: int) -> str:
         """Name a token for a person: its text, or its bytes where it is a part of a character."""
         data = self.token_bytes(token_id)
@@ -316,6 +305,14 @@ def _trials(tokenizer: TextTokenizer) -> Iterator[str]:
         if tokenizer.has_chat_template:
             with suppress(TurnoutError):  # some templates know no system message
                 yield tokenizer._rendered([_turn(message) for message in messages], None)
+def template_of(tokenizer: TextTokenizer) -> str:
+    """Return the chat template, or all of them where there are several; "" without one."""
+    return str(tokenizer._tokenizer.chat_template or "")
+
+
+def added_tokens(tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return the ids of the tokens that were added to the vocabulary, by name."""
+    return {str(each): token for token, each in tokenizer._tokenizer.added_tokens_decoder.items()}
 
 
 def vocabularies_of(tokenizer: TextTokenizer, foreign: Mapping[str, TextTokenizer]) -> Vocabularies:
