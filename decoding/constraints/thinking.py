@@ -1,6 +1,6 @@
 """The constraint of an answer that may think first: free until thinking ends, held to a structure after it.
 
-Also the thinking budget: after so many tokens of thinking the tokens of its end marker are the only ones allowed.
+Also the thinking budget: after its number of tokens the tokens of its end marker are the only ones allowed.
 """
 
 from __future__ import annotations
