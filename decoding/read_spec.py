@@ -39,6 +39,8 @@ class ReadSpec:
         hidden: layers after which hidden states are read (-1: before the head, after the last norm).
         before: for the first row of a call, numbers of layers, from 0, after which hidden states are read of the
             sequence's tokens that the call had to compute before it.
+        mean: for the first row of a call, the mean of the hidden states before the head, after the last norm, over the
+            row's token and all tokens before it. All of these are computed: the cache holds no hidden states.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
         among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
         unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
@@ -52,6 +54,7 @@ class ReadSpec:
     logits: bool = False
     hidden: frozenset[int] = frozenset()
     before: frozenset[int] = frozenset()
+    mean: bool = False
     margin: bool = False
     among: SubVocabulary | None = None
     unmasked: bool = False
@@ -79,6 +82,7 @@ class ReadSpec:
             logits=self.logits or other.logits,
             hidden=self.hidden | other.hidden,
             before=self.before | other.before,
+            mean=self.mean or other.mean,
             margin=self.margin or other.margin,
             among=self.among if self.among is other.among else None,
             unmasked=self.unmasked or other.unmasked,
@@ -89,9 +93,10 @@ class ReadSpec:
 class Readout:
     """Readout of one position; fields that were not wanted stay at their defaults. See `ReadSpec`.
 
-    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached. Where a
-    structure holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
-    `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the entropy is unmasked).
+    `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached; `mean` is
+    float32 [hidden]. Where a structure holds, an entropy comes with `forced`, whether only one token, or only the end,
+    is allowed, and with `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the
+    entropy is unmasked).
     """
 
     token: int = -1
@@ -102,6 +107,7 @@ class Readout:
     logits: torch.Tensor | None = None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     before: dict[int, torch.Tensor] = field(default_factory=dict)
+    mean: torch.Tensor | None = None
     margin: float | None = None
     forced: bool = False
     allowed_logprob: float | None = None
@@ -109,7 +115,8 @@ class Readout:
     @property
     def bears_tensors(self) -> bool:
         """True if it holds tensors, not only numbers."""
-        return self.probs is not None or self.logits is not None or bool(self.hidden) or bool(self.before)
+        tensors = (self.probs, self.logits, self.mean)
+        return bool(self.hidden or self.before) or any(each is not None for each in tensors)
 
 
 class Decision(Enum):

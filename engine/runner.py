@@ -40,6 +40,8 @@ class Feed:
         exit: what stands between the last of these layers and the head, in place of the last norm.
         traced: layers whose output is wanted at every token.
         traces: what came out of those of them that ran: layer -> [tokens, hidden].
+        pooled: the tokens whose hidden states before the head are summed; None: none are.
+        pooled_sum: their sum, float64 [hidden].
         partial: what of this need not be computed, because it is taken over from elsewhere; None: all of it is.
     """
 
@@ -53,6 +55,8 @@ class Feed:
     exit: Exit | None = None
     traced: frozenset[int] = frozenset()
     traces: dict[int, torch.Tensor] = field(default_factory=dict)
+    pooled: slice | None = None
+    pooled_sum: torch.Tensor | None = None
     partial: Partial | None = None
 
     @property
@@ -147,6 +151,10 @@ class Runner:
                 feed.states = hidden[starts[place] : starts[place + 1]].clone()
             for layer in feed.traced & taps.keys():
                 feed.traces[layer] = taps[layer][starts[place] : starts[place + 1]].clone()
+            if feed.pooled is not None:
+                pooled = range(int(starts[place]), int(starts[place + 1]))[feed.pooled]
+                normed = self.plan.stack.norm(hidden, torch.arange(pooled.start, pooled.stop, device=self.device))
+                feed.pooled_sum = normed.sum(0, dtype=torch.float64)
         if not len(picked):
             return [[] for _ in feeds]
         rows = self._read(feeds, hidden, taps, picked)

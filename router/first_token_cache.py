@@ -49,7 +49,9 @@ class PrimedModel(WrappedModel):
         return Decoded(Segment(stretch.segment.tokens + rest.tokens, rest.stopped_by), until.rules)
 
     def _knows(self, seq: Sequence, want: ReadSpec) -> bool:
-        if seq is not self._seq or len(seq) != seq.num_prompt_tokens or want.before or not want.hidden <= {-1}:
+        if seq is not self._seq or len(seq) != seq.num_prompt_tokens:
+            return False
+        if want.before or want.mean or not want.hidden <= {-1}:
             return False
         return not self.inner.by_length or self._reading.sampling.max_tokens == seq.sampling.max_tokens
 

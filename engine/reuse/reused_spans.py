@@ -153,7 +153,7 @@ class Reused:
         end = start + len(feed.tokens) - feed.num_rows
         if start < self._end:  # the cache was dropped since: whatever was known of it is void
             self._forget()
-        if feed.traced or feed.depth != WHOLE:
+        if feed.traced or feed.pooled is not None or feed.depth != WHOLE:
             return None
         # The last token says what comes next: it is always computed.
         last = min(end, len(table.seq) - 1)

@@ -229,6 +229,7 @@ class Batcher:
                 continue
             work.meter(feed, self.name, self.num_parameters, plan.num_layers)
             work.keep_traces(feed, outcome)
+            work.keep_mean(feed, outcome)
             work.enter(feed, plan.keeps_trees)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)

@@ -44,6 +44,8 @@ class QueuedOperation:
         rows: those read so far.
         traces: hidden states that the first row is to have of the tokens before it, as far as these are computed.
         traced: cached length at their end.
+        pooled_sum: sum of the hidden states that `ReadSpec.mean` is of, as far as they are computed.
+        num_pooled: the first tokens, which are in it.
         cached_rows: rows of the block that are cached, as of the last `refresh`.
         remaining: tokens still to feed, as of the last `refresh`.
         order: place in the order of submission; in a decode loop, of its last token.
@@ -65,6 +67,8 @@ class QueuedOperation:
     rows: list[Readout] = field(default_factory=list)
     traces: list[dict[int, torch.Tensor]] = field(default_factory=list)
     traced: int = 0
+    pooled_sum: torch.Tensor | None = None
+    num_pooled: int = 0
     cached_rows: int = 0
     remaining: int = 0
     order: int = 0
@@ -149,6 +153,8 @@ class QueuedOperation:
         table.adopt_prefix()
         last = self.base if self.apart else self.total  # rows apart from the sequence's cache are no part of its tokens
         read_from = None if self.want is None else min(self.first_read, last)
+        if self._pools:
+            read_from = min(self.num_pooled, last)
         kept = table.reconcile(() if self.apart else block.tokens, compute_from=read_from)
         self.cached_rows = block.resume if kept == self.base and table.scratch.holds(block) else 0
         self.remaining = max(self.total - kept - self.cached_rows, 0)
@@ -185,6 +191,9 @@ class QueuedOperation:
         feed.reads = self._reads(start + feed.cached_rows, len(tokens))
         if self.want is not None and not self.rows and (len(tokens) > 1 or not last or self.traces):
             feed.traced = self.want.before  # of a single token that is read, nothing is before it
+        if self._pools:
+            pooled = slice(max(self.num_pooled - start, 0), min(self.first_read + 1 - start, len(tokens)))
+            feed.pooled = pooled if pooled.start < pooled.stop else None
         if table.reused is not None:
             feed.partial = table.reused.part(feed)
         return feed
@@ -234,6 +243,19 @@ class QueuedOperation:
         if rows:
             layers = feed.traced.intersection(*self.traces)
             rows[0].before = {layer: torch.cat([part[layer] for part in self.traces]) for layer in layers}
+
+    @property
+    def _pools(self) -> bool:
+        return self.want is not None and self.want.mean and not self.rows
+
+    def keep_mean(self, feed: Feed, rows: list[Readout]) -> None:
+        """Add up what `ReadSpec.mean` asks for, and give it to the first row; the cache is as before the forward."""
+        if feed.pooled is None or feed.pooled_sum is None:
+            return
+        self.pooled_sum = feed.pooled_sum if self.pooled_sum is None else self.pooled_sum + feed.pooled_sum
+        self.num_pooled = len(self.table) + feed.pooled.stop
+        if rows:
+            rows[0].mean = (self.pooled_sum / self.num_pooled).float()
 
     def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
         """Put every fed token into one of the meter's classes; the cache is still as before the forward."""

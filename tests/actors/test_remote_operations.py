@@ -55,6 +55,19 @@ async def test_choices_from_given_logits_are_the_same(remote: RemotePool, local:
         assert torch.equal(mine[-1], theirs[-1])
 
 
+async def test_the_mean_of_hidden_states_is_the_same_there(remote: RemotePool, local: LocalPool) -> None:
+    read = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq = sequence()
+        [row] = await model.extend(seq, (65, 66), ReadSpec(draw=None, mean=True, hidden=frozenset({-1})))
+        read.append((row.mean, row.hidden[-1]))
+        model.release(seq)
+    for mine, theirs in zip(*read, strict=True):
+        assert mine is not None
+        assert mine.abs().max() > 0
+        assert torch.equal(mine, theirs)
+
+
 @dataclass(frozen=True, slots=True)
 class Nearest(Operation[tuple[float, torch.Tensor]]):
     """An operation of this file: carried out beside the model, with a tensor and a draft in it, and a tensor back."""
