@@ -33,6 +33,7 @@ from pool.validation import PreparedRequest
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
 from turnout.checkpoint_files import check_description
 from turnout.config import TurnoutConfig, model_path, pinned
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import Code, Interrupted, TurnoutError
 
 if TYPE_CHECKING:
@@ -165,6 +166,11 @@ class ActorPool(Pool):
         """See `Pool.score`."""
         REQUEST.set(call.request_id)
         return await super().score(call)
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """See `Pool.embed`."""
+        REQUEST.set(call.request_id)
+        return await super().embed(call)
 
     def check(self) -> None:
         """Look whether every actor lives or may live again; where not, the replica is of no more use.

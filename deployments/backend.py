@@ -15,6 +15,7 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
 )
+from turnout.embed_calls import EmbedCall, Embeddings
 
 Batch = tuple[Event, ...]
 
@@ -47,6 +48,10 @@ class Pool(Protocol):
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
+        ...
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings of texts."""
         ...
 
     def models(self) -> list[ModelDescription]:
@@ -99,6 +104,10 @@ class Backend(Protocol):
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
+        ...
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings of texts."""
         ...
 
     async def models(self) -> list[ModelDescription]:

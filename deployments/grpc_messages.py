@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
@@ -25,6 +26,7 @@ from turnout.calls import (
     cache_class,
 )
 from turnout.cost import Cost, ModelMeter
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
@@ -103,6 +105,29 @@ def score_call(request: pb.ScoreRequest) -> ScoreCall:
         top=request.top,
         parse_special=not request.HasField("parse_special") or request.parse_special,
     )
+
+
+def embed_call(request: pb.EmbedRequest) -> EmbedCall:
+    """Raises TurnoutError when a text is missing."""
+    truncate = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+    pooling: Any = request.pooling or None
+    return EmbedCall(
+        request_id=request_id(request.request_id),
+        model=request.model,
+        input=tuple(_text_or_ids(each, f"input.{place}") for place, each in enumerate(request.input)),
+        pooling=pooling,
+        dimensions=request.dimensions if request.HasField("dimensions") else None,
+        truncate=truncate,
+        parse_special=not request.HasField("parse_special") or request.parse_special,
+    )
+
+
+def embed_message(call_id: str, made: Embeddings) -> pb.EmbedResponse:
+    """Embeddings, in the order asked for."""
+    message = pb.EmbedResponse(id=call_id)
+    for vector, tokens in zip(made.vectors, made.prompt_tokens, strict=True):
+        message.embeddings.add(values=np.frombuffer(vector, "<f4").tolist(), prompt_tokens=tokens)
+    return message
 
 
 def _text_or_ids(value: pb.TextOrIds, field: str) -> str | tuple[int, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -22,11 +23,13 @@ from deployments.grpc_wire import parse
 from deployments.request_fields import request_id
 from deployments.service import GenerationService
 from deployments.tools import CallReader, may_call
-from turnout.calls import GenerateCall
+from turnout.calls import GenerateCall, ScoreCall
+from turnout.embed_calls import EmbedCall
 from turnout.errors import Code, TurnoutError
 from turnout.message_size import check_answer_bytes
 from turnout.proto import generation_pb2 as pb
 
+C = TypeVar("C", ScoreCall, EmbedCall)
 HEALTH_SERVICES = ("", "turnout.v1.Generation", "grpc.health.v1.Health")
 
 
@@ -92,14 +95,30 @@ class GrpcServicer:
     ) -> pb.ScoreResponse:
         """Log-likelihood of completions."""
         with _status(grpc_context, {}):
-            with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
-                caller = await self._caller(grpc_context, data)
-            with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
-                await self.service.precheck(replace(caller, priority="interactive"))
-                asked = await parsed(data, lambda body: messages.score_call(parse(pb.ScoreRequest, body)))
-            call = caller.attributed(asked)
+            read = partial(parse, pb.ScoreRequest)
+            call = await self._asked_to_read(grpc_context, data, lambda body: messages.score_call(read(body)))
             return messages.score_message(call.request_id, await self.service.score(call))
         return pb.ScoreResponse()
+
+    async def Embed(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.EmbedResponse:
+        """Embeddings of texts."""
+        with _status(grpc_context, {}):
+            read = partial(parse, pb.EmbedRequest)
+            call = await self._asked_to_read(grpc_context, data, lambda body: messages.embed_call(read(body)))
+            message = messages.embed_message(call.request_id, await self.service.embed(call))
+            check_answer_bytes(message.ByteSize())
+            return message
+        return pb.EmbedResponse()
+
+    async def _asked_to_read(self, grpc_context: RayServegRPCContext, data: bytes, read: Callable[[bytes], C]) -> C:
+        """The call that a message of `Score` or `Embed` asks for."""
+        with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
+            caller = await self._caller(grpc_context, data)
+        with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
+            await self.service.precheck(replace(caller, priority="interactive"))
+            return caller.attributed(await parsed(data, read))
 
     async def ListModels(  # noqa: N802 - the RPC's name
         self, data: bytes, grpc_context: RayServegRPCContext

@@ -18,8 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 import turnout
+from deployments import embeddings_http, relevance_http, tokens_http
 from deployments import fan_out as answering
-from deployments import tokens_http
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf, credentials
 from deployments.answer_extras import CountedParts, ExtendedFormat, read_prompts, whole_answer
@@ -92,9 +92,9 @@ def build_http(service: GenerationService) -> FastAPI:
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
     batches = batch_routes.router(service, service.batches)
-    kept = response_routes.router(service.responses)
-    own = (access.router(service), console.router(service.console), tokens_http.router(service), kept)
-    for routes in (*own, messages.router(service, _respond), batches, openapi.router_of(service)):
+    own = [each.router(service) for each in (access, tokens_http, embeddings_http, relevance_http)]
+    own += [messages.router(service, _respond), response_routes.router(service.responses)]
+    for routes in (*own, console.router(service.console), batches, openapi.router_of(service)):
         app.include_router(routes)
 
     @app.get("/v1/models")

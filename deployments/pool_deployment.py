@@ -33,6 +33,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import TurnoutConfig
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import Code, TurnoutError
 from turnout.gc_freeze import freeze_loaded
 from turnout.registry import all_methods
@@ -86,6 +87,14 @@ class PoolReplica:
         try:
             with guarded(call.request_id):
                 return await self._pool.score(call)
+        except TurnoutError as error:
+            return Failure(error)
+
+    async def embed(self, call: EmbedCall) -> Embeddings | Failure:
+        """Embeddings of texts."""
+        try:
+            with guarded(call.request_id):
+                return await self._pool.embed(call)
         except TurnoutError as error:
             return Failure(error)
 

@@ -30,6 +30,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import StickyConfig
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import Code, Interrupted, TurnoutError, busy
 from turnout.tenant_lru import SessionKey, Sessions
 from turnout.tracing import begin, end, header_of
@@ -113,6 +114,11 @@ class RemoteBackend:
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
         answer: list[ScoredTokens] = await self._replayed(call.request_id, lambda: self._handle.score.remote(call))
+        return answer
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings of texts."""
+        answer: Embeddings = await self._replayed(call.request_id, lambda: self._handle.embed.remote(call))
         return answer
 
     async def models(self) -> list[ModelDescription]:

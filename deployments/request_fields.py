@@ -95,33 +95,33 @@ def session_name(given: str) -> str:
     return given
 
 
-def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+def parse_prompts(value: Any, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str | tuple[int, ...]]:
     """A string, a list of strings, token ids, or a list of token ids.
 
     Raises:
         TurnoutError: anything else, an empty list, or too many prompts.
     """
     if value is None:
-        raise invalid("prompt", "is needed")
+        raise invalid(name, "is needed")
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise invalid("prompt", "must be a string, a list of strings, token ids or a list of token ids")
+        raise invalid(name, "must be a string, a list of strings, token ids or a list of token ids")
     if not value:
-        raise invalid("prompt", "must not be empty")
+        raise invalid(name, "must not be empty")
     if all(_is_id(item) for item in value):
         return [tuple(value)]
-    if len(value) > MAX_PROMPTS:
-        raise invalid("prompt", f"at most {MAX_PROMPTS} prompts in one request (got {len(value)})")
-    return [_one_prompt(item, place) for place, item in enumerate(value)]
+    if len(value) > most:
+        raise invalid(name, f"at most {most} in one request (got {len(value)})")
+    return [_one_prompt(item, f"{name}.{place}") for place, item in enumerate(value)]
 
 
-def _one_prompt(item: Any, place: int) -> str | tuple[int, ...]:
+def _one_prompt(item: Any, field: str) -> str | tuple[int, ...]:
     if isinstance(item, str) and item:
         return item
     if isinstance(item, list) and item and all(_is_id(token) for token in item):
         return tuple(item)
-    raise invalid(f"prompt.{place}", "must be a string or a list of token ids, and not empty")
+    raise invalid(field, "must be a string or a list of token ids, and not empty")
 
 
 def _is_id(item: Any) -> bool:

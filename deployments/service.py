@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers, RemovedTenants
@@ -18,6 +19,7 @@ from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.health import Health, HealthReport, SharedAnswer, health_of
 from deployments.metrics import Metrics
+from deployments.reading import check_read
 from deployments.request_fields import ROLES
 from deployments.responses.store import open_responses
 from deployments.telemetry.request_log import AuditLog, RequestLog
@@ -36,6 +38,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import PoolConfig, TurnoutConfig
+from turnout.embed_calls import AnyCall, EmbedCall, Embeddings
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.message_size import MOST_UNITS, units
 from turnout.types import MAX_SEED
@@ -87,7 +90,7 @@ class ModelNames:
         return limits.allows_pool(self.pool(model, limits))
 
 
-MAX_COMPLETIONS = 1024  # that are scored at once
+R = TypeVar("R", ScoreCall, EmbedCall)
 HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 
@@ -172,22 +175,30 @@ class GenerationService:
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
-        with self._traced(call, "score"):
+        async with self._reading(call, "score") as (call, backend, lease):
+            scored = await backend.score(call)
+            read = scored if call.prompts else scored[:1]
+            lease.scored(sum(each.prompt_tokens for each in read) + sum(len(each.tokens) for each in scored))
+            return scored
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings of texts."""
+        async with self._reading(call, "embed") as (call, backend, lease):
+            made = await backend.embed(call)
+            lease.scored(sum(made.prompt_tokens))
+            return made
+
+    @asynccontextmanager
+    async def _reading(self, call: R, kind: str) -> AsyncGenerator[tuple[R, Backend, Lease], None]:
+        """A call that only reads, settled and let in, and the pool that it goes to."""
+        with self._traced(call, kind):
             limits = self.callers.limits(call.tenant)
             model = self.model_name(call.model, limits)
             pool = self._names.pool(model, limits)
-            if not call.completions:
-                raise invalid("completions", "must not be empty")
-            if len(call.completions) > MAX_COMPLETIONS:
-                raise invalid("completions", f"at most {MAX_COMPLETIONS} at once (got {len(call.completions)})")
-            if not 0 <= call.top <= 20:
-                raise invalid("top", f"must be from 0 to 20 (got {call.top})")
+            check_read(call)
             call = replace(call, model=model, sharing=self.callers.sharing(call.tenant))
-            async with self._let_in(call, pool) as lease:
-                async with self._limit():
-                    scored = await self._backends[pool].score(call)
-                lease.scored(scored[0].prompt_tokens + sum(len(each.tokens) for each in scored))
-                return scored
+            async with self._let_in(call, pool) as lease, self._limit():
+                yield call, self._backends[pool], lease
 
     async def precheck(self, caller: Caller) -> None:
         """Refuse a request that could not be let in now, before it is looked at.
@@ -215,7 +226,7 @@ class GenerationService:
                 raise
 
     @asynccontextmanager
-    async def _let_in(self, call: GenerateCall | ScoreCall, pool: str) -> AsyncGenerator[Lease, None]:
+    async def _let_in(self, call: AnyCall, pool: str) -> AsyncGenerator[Lease, None]:
         """A request that is let in; where limits or the pool have no room for it, its tenant may have to wait."""
         await self._removed.settled(call.tenant)
         try:
@@ -348,7 +359,7 @@ class GenerationService:
         return call, self._names.pool(model, limits)
 
     @contextmanager
-    def _traced(self, call: GenerateCall | ScoreCall, kind: str) -> Iterator[RequestTrace]:
+    def _traced(self, call: AnyCall, kind: str) -> Iterator[RequestTrace]:
         label = self._names.label(call.model)
         large = self._config.pools[self._names.pool(label)].large if label else ""
         with self.tracer.over(call, kind, label, large) as trace, guarded(call.request_id):

@@ -9,21 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.artifacts import Artifacts
-from decoding.model import ModelPool, Score
+from decoding.model import ModelPool
 from decoding.sequence import Sequence
 from decoding.thinking import Thinking
 from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
 from engine.member import PoolMember
 from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
+from pool.embeddings import embed
 from pool.prefix_stores import Share, shared, summed, unconfigured
 from pool.reasoning import with_structure
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
+from pool.scoring import score
 from pool.text import TextTokenizer, vocabularies_of
-from pool.usage import token_out
-from pool.validation import PreparedRequest, RequestValidator, scored_ids
+from pool.validation import PreparedRequest, RequestValidator
 from router.decision import Decision
 from router.routing import Router
 from turnout.calls import (
@@ -37,11 +38,11 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
-from turnout.errors import invalid, not_found, out_of_range
+from turnout.embed_calls import EmbedCall, Embeddings, ReadCall
+from turnout.errors import invalid, not_found
 from turnout.pool_config import USUAL_ROLES
 from turnout.registry import ALONE
 from turnout.tracing import begin, end, header_of
-from turnout.types import SamplingParams, Token, TokenKind
 
 SCARCE = 0.75  # share of a model's blocks in use beyond which shadows are dropped
 
@@ -245,28 +246,29 @@ class Pool:
         Raises:
             TurnoutError: as `generate`.
         """
+        model = self._asked(call)
+        with self._background_paused():
+            async with self._places.hold(call.tenant):
+                return await score(self, call, model)
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings by the large model or the member named.
+
+        Raises:
+            TurnoutError: as `generate`.
+        """
+        model = self._asked(call)
+        with self._background_paused():
+            async with self._places.hold(call.tenant):
+                return await embed(self, call, model, self.defaults.pooling)
+
+    def _asked(self, call: ReadCall) -> PoolMember:
+        """The one model that a call is for."""
         if call.model not in (self.name, *self.members):
             raise not_found("model", call.model, [self.name, *self.members])
         if call.model in self.foreign:
             raise invalid("model", f"{call.model!r} has another vocabulary than the pool; serve it in one of its own")
-        model = self.members[call.model if call.model in self.members else self.roles["large"]]
-        prompt, completions = await scored_ids(call, self.tokenizer, self.vocab_size, model.max_length)
-        longest = max((len(c) for c in completions), default=0)
-        if len(prompt) + longest > model.max_length:
-            most = f"at most {model.max_length}"
-            raise out_of_range("prompt", f"with its completion {len(prompt) + longest} tokens; {most}")
-        sharing = shared(self.share, call, prompt)
-        # As many tokens as there are: some models compute by how long a sequence may become (`engine.rope`).
-        sampling = SamplingParams(temperature=0.0, max_tokens=max(longest, 1))
-        seq = Sequence(prompt, sampling, 0, sharing=sharing, tenant=call.tenant)
-        with self._background_paused():
-            async with self._places.hold(call.tenant):
-                try:
-                    scores = await model.score(seq, completions, call.top)
-                finally:
-                    model.release(seq)
-        pairs = zip(completions, scores, strict=True)
-        return [_scored(self.tokenizer, model.name, prompt, completion, score) for completion, score in pairs]
+        return self.members[call.model if call.model in self.members else self.roles["large"]]
 
     def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""
@@ -386,16 +388,3 @@ class _Rate:
         elapsed = time.monotonic() - self._since
         if elapsed >= self.WINDOW_S:
             self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()
-
-
-def _scored(
-    tokenizer: TextTokenizer, source: str, prompt: list[int], completion: tuple[int, ...], score: Score
-) -> ScoredTokens:
-    text = tokenizer.detokenizer(prompt, special=True)
-    tokens = [
-        token_out(Token(token, source, TokenKind.DECODED, logprob, top=tuple(top)), text)
-        for token, logprob, top in zip(completion, score.token_logprobs, score.top, strict=True)
-    ]
-    if tokens and (rest := text.flush()):
-        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
-    return ScoredTokens(tuple(tokens), score.greedy, len(prompt), score.ranks)

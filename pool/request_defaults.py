@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from turnout.calls import GenerateCall
 from turnout.chat_template import EFFORTS, TemplateOptions, default_effort
+from turnout.embed_calls import Pooling
 from turnout.errors import invalid
 from turnout.pool_config import PoolConfig
 from turnout.types import SamplingParams
@@ -41,6 +42,7 @@ class RequestDefaults:
     max_answer_tokens: int | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     efforts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pooling: Pooling = "mean"
 
     @classmethod
     def of(cls, pool: PoolConfig, generation: Mapping[str, Any]) -> RequestDefaults:
@@ -51,7 +53,8 @@ class RequestDefaults:
             generation: of `generation_sampling`, of the large model.
         """
         sampling = {**generation, **pool.sampling.given}
-        return cls(sampling, pool.max_answer_tokens, pool.chat_template_kwargs, pool.reasoning_effort)
+        efforts = pool.reasoning_effort
+        return cls(sampling, pool.max_answer_tokens, pool.chat_template_kwargs, efforts, pool.embedding_pooling)
 
     def applied(self, call: GenerateCall) -> GenerateCall:
         """The call with these in place of what it leaves open; applied to that again, it stays as it is.

@@ -61,6 +61,7 @@ class TextTokenizer:
         self.eos_ids = self.ends.ids
         self._takes_parts = _takes_parts(self._tokenizer)
         self._prefix = _prefix_ids(self._tokenizer)
+        self.num_prefix, self.suffix = len(self._prefix), _suffix_ids(self._tokenizer, len(self._prefix))
         self._longest = _longest_token(self._tokenizer)
         self._bytes: TokenBytes | None = None
         if self._tokenizer.is_fast:
@@ -305,6 +306,8 @@ def _trials(tokenizer: TextTokenizer) -> Iterator[str]:
         if tokenizer.has_chat_template:
             with suppress(TurnoutError):  # some templates know no system message
                 yield tokenizer._rendered([_turn(message) for message in messages], None)
+
+
 def template_of(tokenizer: TextTokenizer) -> str:
     """Return the chat template, or all of them where there are several; "" without one."""
     return str(tokenizer._tokenizer.chat_template or "")
@@ -394,3 +397,9 @@ def _prefix_ids(tokenizer: Any) -> list[int]:
     """What the tokenizer puts before every text: the begin-of-text id, or nothing."""
     start = tokenizer.encode("", add_special_tokens=True)[:1]
     return start if tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id] else []
+
+
+def _suffix_ids(tokenizer: Any, num_prefix: int) -> list[int]:
+    """What the tokenizer puts behind a text that is read as a whole: an end-of-text id, or nothing."""
+    ids: list[int] = tokenizer.encode("", add_special_tokens=True)
+    return ids[num_prefix:]

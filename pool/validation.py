@@ -16,6 +16,7 @@ from pool.resume import check_delivered
 from pool.text import LONG, TextTokenizer
 from router.decision import Decision
 from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
+from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.message_size import MOST_UNITS, units
 from turnout.pool_config import USUAL_ROLES
@@ -384,25 +385,78 @@ def encode_tokens(
 
 async def scored_ids(
     call: ScoreCall, tokenizer: TextTokenizer, vocab_size: int, most: int
-) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Prompt and completions as token ids, without holding up the event loop over long texts.
+) -> list[tuple[list[int], list[tuple[int, ...]]]]:
+    """Prompts with their completions as token ids, without holding up the event loop over long texts.
 
     Raises:
         TurnoutError: as `encode_tokens`; OUT_OF_RANGE: the scores of all completions do not fit one answer.
     """
 
-    def encoded(tokenizer: TextTokenizer) -> tuple[list[int], list[tuple[int, ...]]]:
-        prompt = encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
+    def encoded(tokenizer: TextTokenizer) -> list[tuple[list[int], list[tuple[int, ...]]]]:
+        known = (tokenizer, vocab_size, most, call.parse_special)
         completions = [
-            tuple(encode_tokens(f"completions.{place}", each, tokenizer, vocab_size, most, call.parse_special))
+            tuple(continuing(encode_tokens(f"completions.{place}", each, *known), each, tokenizer))
             for place, each in enumerate(call.completions)
         ]
-        return prompt, completions
+        if not call.prompts:
+            return [(encode_tokens("prompt", call.prompt, *known), completions)]
+        suffix = continuing(tokenizer.encode(call.suffix, call.parse_special), call.suffix, tokenizer)
+        groups = []
+        for place, (prompt, completion) in enumerate(zip(call.prompts, completions, strict=True)):
+            room = most - len(suffix) - len(completion)
+            ids = shortened(f"prompts.{place}", prompt, call.truncate, room, *known)
+            groups.append((ids + suffix, [completion]))
+        return groups
 
-    texts = (text for text in (call.prompt, *call.completions) if isinstance(text, str))
-    prompt, completions = await tokenizer.either(sum(map(len, texts)), encoded)
-    total = sum(map(len, completions))
+    texts = (text for text in (call.prompt, *call.prompts, *call.completions) if isinstance(text, str))
+    groups = await tokenizer.either(sum(map(len, texts)), encoded)
+    total = sum(len(completion) for _, completions in groups for completion in completions)
     if units(total, call.top) > MOST_UNITS:
         most = MOST_UNITS // units(1, call.top)
         raise out_of_range("completions", f"{total} tokens; at most {most} at once with top {call.top}")
-    return prompt, completions
+    return groups
+
+
+def continuing(ids: list[int], value: str | tuple[int, ...], tokenizer: TextTokenizer) -> list[int]:
+    """Ids of a text that stands behind others: without what the tokenizer puts before every text."""
+    return ids[tokenizer.num_prefix :] if isinstance(value, str) and len(ids) > tokenizer.num_prefix else ids
+
+
+def shortened(
+    name: str,
+    value: str | tuple[int, ...],
+    truncate: int | None,
+    room: int,
+    tokenizer: TextTokenizer,
+    vocab_size: int,
+    most: int,
+    parse_special: bool,
+) -> list[int]:
+    """Token ids as `encode_tokens` returns them: the first `truncate`, or where that is -1 the first `room` of them."""
+    ids = encode_tokens(name, value, tokenizer, vocab_size, most if truncate is None else None, parse_special)
+    if truncate is None:
+        return ids
+    return ids[: max(room, 1)] if truncate == WHOLE_CONTEXT else ids[:truncate]
+
+
+async def embedded_ids(call: EmbedCall, tokenizer: TextTokenizer, vocab_size: int, most: int) -> list[list[int]]:
+    """Token ids of what is embedded, texts as the tokenizer itself begins and ends them.
+
+    Raises:
+        TurnoutError: as `encode_tokens`; OUT_OF_RANGE: an input is longer than `most` tokens.
+    """
+
+    def encoded(tokenizer: TextTokenizer) -> list[list[int]]:
+        found = []
+        for place, each in enumerate(call.input):
+            name = f"input.{place}" if len(call.input) > 1 else "input"
+            end = tokenizer.suffix if isinstance(each, str) else []
+            cut = None if call.truncate in (None, WHOLE_CONTEXT) else max(call.truncate - len(end), 1)
+            cut = call.truncate if cut is None else cut
+            ids = shortened(name, each, cut, most - len(end), tokenizer, vocab_size, most, call.parse_special) + end
+            if len(ids) > most:
+                raise out_of_range(name, f"{len(ids)} tokens; at most {most}: see truncate_prompt_tokens")
+            found.append(ids)
+        return found
+
+    return await tokenizer.either(sum(len(each) for each in call.input if isinstance(each, str)), encoded)

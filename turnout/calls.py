@@ -316,6 +316,12 @@ class ScoreCall:
     """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
 
     `key_id`, `billed`, `sharing`, `parse_special` and `cache_salt` are as in `GenerateCall`.
+
+    Attributes:
+        prompts: one for each completion, in place of `prompt`; () without.
+        suffix: a text after each of `prompts`.
+        truncate: that many first tokens of one of `prompts` are read, before the suffix; -1: as many as the model can;
+            None: a longer one is refused.
     """
 
     request_id: str
@@ -329,6 +335,9 @@ class ScoreCall:
     sharing: SharingPolicy | None = None
     parse_special: bool = True
     cache_salt: str = ""
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    suffix: str = ""
+    truncate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

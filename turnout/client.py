@@ -16,10 +16,12 @@ from typing import Any, Self, Unpack
 import grpc
 
 from turnout import client_messages as wire
+from turnout import embed_messages
 from turnout.addresses import check_target
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
 from turnout.client_messages import Messages, Prompt, Result
 from turnout.client_options import Options
+from turnout.embed_calls import Pooling
 from turnout.proto import generation_pb2 as pb
 from turnout.proto.generation_pb2_grpc import GenerationStub
 
@@ -153,6 +155,20 @@ class Client:
             request = wire.score_request(prompt, completions, model, top)
             return wire.scored(self._stub.Score(request, metadata=self._metadata))
 
+    def embed(
+        self,
+        inputs: Iterable[Prompt],
+        *,
+        model: str = "",
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[list[float]]:
+        """Embeddings of texts or token ids: unit vectors, in their order. See `EmbedRequest` for the options."""
+        with _translated():
+            request = embed_messages.embed_request(inputs, model, pooling, dimensions, truncate_prompt_tokens)
+            return embed_messages.embeddings(self._stub.Embed(request, metadata=self._metadata))
+
     def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
@@ -226,6 +242,20 @@ class AsyncClient:
         with _translated():
             request = wire.score_request(prompt, completions, model, top)
             return wire.scored(await self._stub.Score(request, metadata=self._metadata))
+
+    async def embed(
+        self,
+        inputs: Iterable[Prompt],
+        *,
+        model: str = "",
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[list[float]]:
+        """Embeddings of texts or token ids: unit vectors, in their order. See `EmbedRequest` for the options."""
+        with _translated():
+            request = embed_messages.embed_request(inputs, model, pooling, dimensions, truncate_prompt_tokens)
+            return embed_messages.embeddings(await self._stub.Embed(request, metadata=self._metadata))
 
     async def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""

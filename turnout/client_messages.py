@@ -195,11 +195,12 @@ def _assign(field: str, message: Any, values: dict[str, Any]) -> None:
 def score_request(prompt: Prompt, completions: Iterable[Prompt], model: str, top: int) -> pb.ScoreRequest:
     """The message of a score call."""
     return pb.ScoreRequest(
-        model=model, prompt=_text_or_ids(prompt), completions=[_text_or_ids(each) for each in completions], top=top
+        model=model, prompt=text_or_ids(prompt), completions=[text_or_ids(each) for each in completions], top=top
     )
 
 
-def _text_or_ids(value: Prompt) -> pb.TextOrIds:
+def text_or_ids(value: Prompt) -> pb.TextOrIds:
+    """The message of a text or of token ids."""
     if isinstance(value, str):
         return pb.TextOrIds(text=value)
     return pb.TextOrIds(token_ids=pb.TokenIds(ids=list(value)))

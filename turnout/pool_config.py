@@ -193,6 +193,10 @@ class PoolConfig(Section):
             " and tokens; off: answers are not split; or an object of begin and end"
         ),
     ] = "auto"
+    embedding_pooling: Annotated[
+        Literal["mean", "last"],
+        Field(description="embeddings whose request names no pooling: mean of all tokens' states, or the last one's"),
+    ] = "mean"
     placement: Annotated[PlacementConfig, Field(description="where a copy's models run")] = PlacementConfig()
     replicas: Annotated[int, Field(ge=1, description="copies of the pair; with autoscaling: to begin with")] = 1
     autoscaling: Annotated[

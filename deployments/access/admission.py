@@ -19,6 +19,7 @@ from deployments.access.spending import period_end
 from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig
+from turnout.embed_calls import AnyCall, EmbedCall
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.registry import ALONE
 
@@ -65,7 +66,7 @@ class Admission:
         """Whether anything is limited or recorded at all."""
         return self._config.access is not None
 
-    def admit(self, call: GenerateCall | ScoreCall, pool: str) -> Lease:
+    def admit(self, call: AnyCall, pool: str) -> Lease:
         """Let a request in; the lease is a context that lasts as long as the request.
 
         Raises:
@@ -248,10 +249,12 @@ CHARS_PER_TOKEN = 4  # until it is known
 TURN_TOKENS = 4  # what a template adds to a message, about
 
 
-def estimated_tokens(call: GenerateCall | ScoreCall) -> int:
+def estimated_tokens(call: AnyCall) -> int:
     """About how many tokens a call has the models read."""
     if isinstance(call, ScoreCall):
-        return _estimated(call.prompt) + sum(_estimated(completion) for completion in call.completions)
+        return sum(map(_estimated, (call.prompt, *call.prompts, *call.completions)))
+    if isinstance(call, EmbedCall):
+        return sum(map(_estimated, call.input))
     if call.messages is not None:
         return sum(_estimated(turn.content) + TURN_TOKENS for turn in call.messages)
     return _estimated(call.prompt or "")
@@ -261,7 +264,7 @@ def _estimated(text: str | tuple[int, ...]) -> int:
     return len(text) if isinstance(text, tuple) else -(-len(text) // CHARS_PER_TOKEN)
 
 
-def check_permission(call: GenerateCall | ScoreCall, pool: str, settings: PoolConfig, limits: TenantLimits) -> None:
+def check_permission(call: AnyCall, pool: str, settings: PoolConfig, limits: TenantLimits) -> None:
     """Refuse what a tenant may not ask for.
 
     Raises:

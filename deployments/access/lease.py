@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from deployments.access.buckets import Bucket
 from deployments.backend import Batch
-from turnout.calls import Begun, Chunk, GenerateCall, Priority, ScoreCall, Usage
+from turnout.calls import Begun, Chunk, GenerateCall, Priority, Usage
+from turnout.embed_calls import AnyCall
 from turnout.errors import Code, TurnoutError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ NOTHING_DONE = (
 NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
-def priority_of(call: GenerateCall | ScoreCall) -> Priority:
-    """Return the priority of a call; scores are interactive."""
+def priority_of(call: AnyCall) -> Priority:
+    """Return the priority of a call; scores and embeddings are interactive."""
     return call.priority if isinstance(call, GenerateCall) else "interactive"
 
 
@@ -62,7 +63,7 @@ class Lease:
     def __init__(
         self,
         admission: Admission | None,
-        call: GenerateCall | ScoreCall,
+        call: AnyCall,
         account: Account | None,
         estimate: int,
         began: float,
@@ -107,7 +108,7 @@ class Lease:
         return tuple(event for event in batch if not isinstance(event, Begun))
 
     def scored(self, prompt_tokens: int) -> None:
-        """Count the prompt tokens of a score."""
+        """Count the tokens read for scores or embeddings."""
         if self._admission is None:
             return
         self.prompt_tokens = prompt_tokens

@@ -17,6 +17,7 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
 )
+from turnout.embed_calls import EmbedCall, Embeddings
 
 T = TypeVar("T")
 
@@ -47,6 +48,10 @@ class LocalBackend:
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
         return _value(await self._replica.score(call))
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Embeddings of texts."""
+        return _value(await self._replica.embed(call))
 
     async def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""

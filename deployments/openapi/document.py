@@ -12,11 +12,13 @@ from pydantic import BaseModel, TypeAdapter
 
 from deployments.access.callers import KEY_HEADER, PRIORITIES, PRIORITY_HEADER
 from deployments.batches.http import NewBatch
+from deployments.embeddings_http import EmbeddingsAnswer, EmbeddingsBody
 from deployments.extra_fields import UNSUPPORTED
 from deployments.messages import answers as messages
 from deployments.messages import bodies as messages_bodies
 from deployments.messages.bodies import CountBody, MessagesBody
 from deployments.openapi import answers, events, extras, responses
+from deployments.relevance_http import RerankAnswer, RerankBody, ScoreBody, ScoresAnswer
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.responses.body import CHAT_FIELDS, IGNORED, ResponseBody
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
@@ -31,7 +33,8 @@ FAULTS: tuple[Any, ...] = (answers.ErrorAnswer, messages.MessageError)
 REF = "#/components/schemas/{model}"
 VERSION = "1"
 INLINE = (CompletionBody, ChatBody, ResponseBody, SamplingParams, CountBody, MessagesBody)
-PARSED = (*INLINE, NewBatch, TokenizeBody, DetokenizeBody)
+READING = (TokenizeBody, DetokenizeBody, EmbeddingsBody, ScoreBody, RerankBody)
+PARSED = (*INLINE, NewBatch, *READING)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -192,6 +195,15 @@ ALL = (
               KEPT, query=(AFTER, ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}), ORDER)),
     Operation("post", "/tokenize", "What a model would read.", Tokens, ASKED, _body_of(TokenizeBody)),
     Operation("post", "/detokenize", "The text of tokens.", TokensText, ASKED, _body_of(DetokenizeBody)),
+    Operation("post", "/v1/embeddings", "Embeddings of texts.", EmbeddingsAnswer, ASKED, _body_of(EmbeddingsBody)),
+    *(
+        Operation("post", path, "How relevant texts are to each other.", ScoresAnswer, ASKED, _body_of(ScoreBody))
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        Operation("post", path, "Documents by relevance to a query.", RerankAnswer, ASKED, _body_of(RerankBody))
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+    ),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),

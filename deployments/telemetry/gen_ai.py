@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from deployments.telemetry import catalogue as of
 from deployments.telemetry.catalogue import Metric
-from turnout.calls import GenerateCall, ScoreCall, Usage
+from turnout.calls import GenerateCall, Usage
+from turnout.embed_calls import AnyCall
 from turnout.tracing import Attribute
 
 PROVIDER = "turnout"
@@ -21,14 +22,14 @@ PARAMS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalt
 WHOLE = ("max_tokens", "seed")
 
 
-def operation_of(call: GenerateCall | ScoreCall, kind: str) -> str:
-    """Return `gen_ai.operation.name`: chat, text_completion, or a kind of request that is neither, as score."""
+def operation_of(call: AnyCall, kind: str) -> str:
+    """Return `gen_ai.operation.name`: chat, text_completion, embeddings, or another kind of request, as score."""
     if not isinstance(call, GenerateCall):
-        return kind
+        return "embeddings" if kind == "embed" else kind
     return "chat" if call.messages is not None else "text_completion"
 
 
-def request_attributes(call: GenerateCall | ScoreCall, kind: str, model: str) -> dict[str, Attribute]:
+def request_attributes(call: AnyCall, kind: str, model: str) -> dict[str, Attribute]:
     """Return what a request asks for; parameters that it leaves open are missing.
 
     Args:
@@ -58,7 +59,7 @@ def request_attributes(call: GenerateCall | ScoreCall, kind: str, model: str) ->
 
 
 def response_attributes(
-    call: GenerateCall | ScoreCall, model: str, usage: Usage | None, finish_reasons: Iterable[str]
+    call: AnyCall, model: str, usage: Usage | None, finish_reasons: Iterable[str]
 ) -> dict[str, Attribute]:
     """Return what came of a request.
 

@@ -13,7 +13,8 @@ from deployments.metrics import CALLER_DEADLINE, OTHER, Metrics, Times
 from deployments.telemetry.gen_ai import operation_of, request_attributes, response_attributes
 from deployments.telemetry.request_log import RequestLog
 from turnout import tracing
-from turnout.calls import Chunk, Event, GenerateCall, ScoreCall, Usage
+from turnout.calls import Chunk, Event, GenerateCall, Usage
+from turnout.embed_calls import AnyCall, EmbedCall
 from turnout.errors import Code, TurnoutError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class RequestTrace:
 
     Attributes:
         call: as it came, then as it was admitted.
-        kind: stream, generate or score.
+        kind: stream, generate, score or embed.
         span: the trace's first one here; None: it is not traced.
         began: when it came, by `time.perf_counter`.
         first_s: when the first token was there, seconds later; 0.0: none was seen come.
@@ -40,7 +41,7 @@ class RequestTrace:
         finish_reasons: of the answers that are finished, by their index; of a request that is not traced, none.
     """
 
-    call: GenerateCall | ScoreCall
+    call: AnyCall
     kind: str
     span: Span | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -95,12 +96,12 @@ class RequestTracer:
         self._log = log
 
     @contextmanager
-    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
+    def over(self, call: AnyCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
         """A request is worked on for as long as the context lasts; what is raised in it is its outcome.
 
         Args:
             call: as it came.
-            kind: stream, generate or score.
+            kind: stream, generate, score or embed.
             label: the model it asks for, where there is one; "" for unknown names.
             large: the large model of its pool.
         """
@@ -172,7 +173,7 @@ class UntracedRequests(RequestTracer):
     """Recorder that skips admitted requests, for a process whose metrics and traces are not read."""
 
     @contextmanager
-    def over(self, call: GenerateCall | ScoreCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
+    def over(self, call: AnyCall, kind: str, label: str, large: str = "") -> Iterator[RequestTrace]:
         """See `RequestTracer.over`."""
         yield _Untraced(call, kind)
 
@@ -234,7 +235,9 @@ def _entry(trace: RequestTrace, label: str, texts: bool) -> dict[str, Any]:
     return entry
 
 
-def _prompt(call: GenerateCall | ScoreCall) -> Any:
+def _prompt(call: AnyCall) -> Any:
     if isinstance(call, GenerateCall) and call.messages is not None:
         return [{"role": message.role, "content": message.content} for message in call.messages]
+    if isinstance(call, EmbedCall):
+        return [each if isinstance(each, str) else list(each) for each in call.input]
     return call.prompt if isinstance(call.prompt, str) else list(call.prompt or ())

@@ -20,6 +20,8 @@ TEXT = st.one_of(st.text(max_size=12), st.sampled_from(["1+1=", "a", "\u0000", "
 KNOWN: dict[str, Any] = {
     "turnout.v1.GenerateRequest.model": st.sampled_from(["demo", "small", "large", "slow"]),
     "turnout.v1.ScoreRequest.model": st.sampled_from(["demo", "small", "large"]),
+    "turnout.v1.EmbedRequest.model": st.sampled_from(["demo", "small", "large"]),
+    "turnout.v1.EmbedRequest.pooling": st.sampled_from(["", "mean", "last", "x"]),
     "turnout.v1.GenerateRequest.method": st.sampled_from(["", "plain", "speculative", "entropy_adaptive", "auto"]),
     "turnout.v1.ChatMessage.role": st.sampled_from(["system", "user", "assistant", "tool"]),
     "turnout.v1.ToolCall.name": st.sampled_from(["f", "a b"]),

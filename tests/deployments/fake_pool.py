@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import re
 import string
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +32,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import invalid, not_found, out_of_range
 from turnout.types import FinishReason, TokenKind
 
@@ -83,14 +86,21 @@ class FakePool:
         pass
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
-        if not call.prompt:
+        if not call.prompt and not call.prompts:
             raise invalid("prompt", "must not be empty")
         scored = []
-        for completion in call.completions:
+        for place, completion in enumerate(call.completions):
+            prompt = call.prompts[place] if call.prompts else call.prompt
             ids = list(completion.encode()) if isinstance(completion, str) else completion
             tokens = tuple(self._token(i, 0, logprobs=1) for i in ids)
-            scored.append(ScoredTokens(tokens, tuple(True for _ in tokens), len(call.prompt)))
+            scored.append(ScoredTokens(tokens, tuple(True for _ in tokens), len(prompt)))
         return scored
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Unit vectors of two numbers: their angle is the length."""
+        lengths = [len(each) for each in call.input]
+        vectors = [struct.pack("<2f", math.cos(length), math.sin(length)) for length in lengths]
+        return Embeddings(b"".join(vectors), 2, tuple(lengths))
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         started = perf_counter()

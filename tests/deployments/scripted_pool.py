@@ -34,6 +34,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig, parse_config
 from turnout.cost import Cost, CostReport, SpeculationMeter
+from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.types import FinishReason, TokenKind
 
@@ -140,6 +141,9 @@ class ScriptedPool:
         await self._obey(dict(word.split("=", 1) for word in str(call.prompt).split() if "=" in word), 0, "")
         token = TokenOut(1, "x", f"pid {os.getpid()}", TokenKind.DECODED, -0.5)
         return [ScoredTokens((token,), (True,)) for _ in call.completions]
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        raise NotImplementedError
 
     def models(self) -> list[ModelDescription]:
         return [ModelDescription(self.name, "scripted", 1000, 256, 4096, {}, "plain")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,12 @@ def test_a_conversation_a_score_and_the_lists(client: Client) -> None:
     assert result.text == "ab"
     [scored] = client.score("ab", ["cd"], model="large")
     assert [token.logprob for token in scored.tokens] == [-0.5, -0.5]
+    [one, other] = client.embed(["a", (1, 2)], model="large", pooling="last", dimensions=2, truncate_prompt_tokens=9)
+    assert one == pytest.approx([math.cos(1), math.sin(1)])
+    assert other == pytest.approx([math.cos(2), math.sin(2)])
+    with pytest.raises(TurnoutError) as refused:
+        client.embed(["a"], pooling="cls")  # type: ignore[arg-type]
+    assert refused.value.field in ("pooling", "model")
     assert [model.name for model in client.models()] == [
         *("demo", "small", "large", "narrow", "frail"),
         *("real", "real-small", "real-large"),

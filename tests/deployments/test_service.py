@@ -10,8 +10,9 @@ import deployments.service
 from deployments.backend import Batch
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
+from deployments.reading import MAX_COMPLETIONS
 from deployments.request_fields import parse_sampling
-from deployments.service import MAX_COMPLETIONS, GenerationService
+from deployments.service import GenerationService
 from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend, make_service
 from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, Usage

@@ -543,6 +543,40 @@ class ScoreResponse(_message.Message):
     scored: _containers.RepeatedCompositeFieldContainer[Scored]
     def __init__(self, id: _Optional[str] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("request_id", "model", "input", "pooling", "dimensions", "truncate_prompt_tokens", "parse_special")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    input: _containers.RepeatedCompositeFieldContainer[TextOrIds]
+    pooling: str
+    dimensions: int
+    truncate_prompt_tokens: int
+    parse_special: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., input: _Optional[_Iterable[_Union[TextOrIds, _Mapping]]] = ..., pooling: _Optional[str] = ..., dimensions: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., parse_special: _Optional[bool] = ...) -> None: ...
+
+class Embedding(_message.Message):
+    __slots__ = ("values", "prompt_tokens")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    prompt_tokens: int
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("id", "embeddings")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    def __init__(self, id: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ...) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

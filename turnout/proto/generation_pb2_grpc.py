@@ -50,6 +50,11 @@ class GenerationStub:
                 request_serializer=turnout_dot_proto_dot_generation__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=turnout_dot_proto_dot_generation__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/turnout.v1.Generation/Embed',
+                request_serializer=turnout_dot_proto_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=turnout_dot_proto_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/turnout.v1.Generation/ListModels',
                 request_serializer=turnout_dot_proto_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -87,6 +92,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embeddings of texts: pooled hidden states of one model, as unit vectors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Names that a request may put in `model`: each pool, then its member models.
         """
@@ -118,6 +130,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=turnout_dot_proto_dot_generation__pb2.ScoreRequest.FromString,
                     response_serializer=turnout_dot_proto_dot_generation__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=turnout_dot_proto_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=turnout_dot_proto_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -212,6 +229,33 @@ class Generation:
             '/turnout.v1.Generation/Score',
             turnout_dot_proto_dot_generation__pb2.ScoreRequest.SerializeToString,
             turnout_dot_proto_dot_generation__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/turnout.v1.Generation/Embed',
+            turnout_dot_proto_dot_generation__pb2.EmbedRequest.SerializeToString,
+            turnout_dot_proto_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
