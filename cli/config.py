@@ -31,6 +31,7 @@ def check(
     from engine.checkpoints import read_config
     from engine.costs.limits import count_parameters
     from pool.components import larger_draft, open_parts
+    from pool.endpoints.client import check_keys
     from turnout.checkpoint_files import check_present, has_weights
     from turnout.config import load_config, models_here
 
@@ -40,12 +41,16 @@ def check(
         check_present(folder, f"models.{name}.path")
         read_config(folder, f"models.{name}.path")
     notes = _notes_on_files(config, here)
-    local = {name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.models.items()}
-    on_disk = config.model_copy(update={"models": local})
+    local = {
+        name: model.model_copy(update={"path": str(here.get(name))}) for name, model in config.local_models.items()
+    }
+    on_disk = config.model_copy(update={"models": {**config.models, **local}})
     loadable = {name for name, folder in here.items() if has_weights(folder)}
     sizes = {name: count_parameters(here[name], f"models.{name}.path") for name in loadable}
     for name, pool in config.pools.items():
-        if here.keys() >= set(pool.members):
+        if config.endpoint_roles(pool):
+            check_keys(config, pool)
+        elif here.keys() >= set(pool.members):
             found = open_parts(name, on_disk).notes + larger_draft(pool, sizes)
             notes += [f"{name}: {note}" for note in found]
         else:
@@ -75,7 +80,7 @@ def _memory(config: TurnoutConfig, loadable: Collection[str]) -> tuple[list[str]
 
     lines, notes = [], []
     for name, pool in config.pools.items():
-        apart = pool.placement.models == "actors"
+        apart = pool.placement.models == "actors" or bool(config.endpoint_roles(pool))
         for members in [[member] for member in pool.members] if apart else [pool.members]:
             if not all(member in loadable for member in members):
                 continue
@@ -97,7 +102,7 @@ def _notes_on_files(config: TurnoutConfig, here: Mapping[str, Path]) -> list[str
     from turnout.model_location import HubRepository, parse_location
 
     notes = []
-    for name, model in config.models.items():
+    for name, model in config.local_models.items():
         field = f"models.{name}.path"
         found = find_model(model.path, field)
         if found.path is None:

@@ -84,7 +84,7 @@ def pull(
     wanted = dict.fromkeys(paths or (), "path")
     if config is not None:
         settings = parse_config(read_yaml(config))
-        wanted |= {model.path: f"models.{name}.path" for name, model in settings.models.items()}
+        wanted |= {model.path: f"models.{name}.path" for name, model in settings.local_models.items()}
     if not wanted:
         raise invalid("path", "name at least one, or a configuration file with --config")
     for path, field in wanted.items():
@@ -125,6 +125,8 @@ def _show_config(path: Path, as_json: bool) -> None:
         ["model", "path", "on this machine", "dtype", "device"],
         [
             [name, m.path, _here(m.path, find_model(m.path, f"models.{name}.path").path), m.dtype, m.device]
+            if m.endpoint is None
+            else [name, f"{m.endpoint.url} ({m.endpoint.model})", "endpoint", "", ""]
             for name, m in config.models.items()
         ],
     )

@@ -75,7 +75,7 @@ def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
     from turnout.config import model_path
 
     settings = _pinned(out, settings)
-    for name, model in settings.models.items():
+    for name, model in settings.local_models.items():
         field = f"models.{name}.path"
         check_checkpoint(model_path(model, field), field)
     with out.status("starting Ray and loading models"):

@@ -56,6 +56,11 @@ class CalibratedParams(MethodParams):
         return self
 
     @property
+    def beyond_text(self) -> str:
+        """See `MethodParams.beyond_text`."""
+        return "calibration" if self.calibration is not None else ""
+
+    @property
     def by_hand(self) -> bool:
         """True if the knob was set by the caller."""
         return self.knob.name in self.model_fields_set

@@ -151,6 +151,8 @@ def _join(parts: list[Chunk]) -> Chunk:
         text="".join(part.text for part in parts),
         tokens=tuple(token for part in parts for token in part.tokens),
         finish_reason=parts[-1].finish_reason,
+        tool_calls=parts[-1].tool_calls,
+        call_parts=tuple(each for part in parts for each in part.call_parts),
         reasoning="".join(part.reasoning for part in parts),
         stop=parts[-1].stop,
         tool_format=parts[0].tool_format,

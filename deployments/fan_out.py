@@ -240,6 +240,7 @@ def _add(costs: list[Cost], weights: list[int]) -> Cost:
         paper=_mean([cost.paper for cost in costs], weights),
         flops=sum(cost.flops for cost in costs),
         wall_s=sum(cost.wall_s for cost in costs),
+        usd=sum(cost.usd for cost in costs),
     )
 
 

@@ -10,7 +10,16 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from deployments.schemas import ChatTurn, chat_message
-from deployments.tools import AllowedTool, AllowedToolsChoice, NamedFunction, NamedTool, ToolBody, ToolChoice, offered
+from deployments.tools import (
+    AllowedTool,
+    AllowedToolsChoice,
+    NamedFunction,
+    NamedTool,
+    ToolBody,
+    ToolChoice,
+    choice_name,
+    offered,
+)
 from turnout.calls import ChatMessage, ReasoningMode
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
@@ -82,6 +91,11 @@ def conversation(
         messages = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(read.messages))
         several = not chat.HasField("parallel_tool_calls") or chat.parallel_tool_calls
         return messages, *offered(read.tools, _choice(chat), several, answer)
+
+
+def tool_choice(chat: pb.Chat) -> str:
+    """`GenerateCall.tool_choice` of a conversation."""
+    return choice_name(_choice(chat))
 
 
 @contextmanager

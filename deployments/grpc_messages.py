@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
-from deployments.grpc_chat import conversation, reasoning_mode, template
+from deployments.grpc_chat import conversation, reasoning_mode, template, tool_choice
 from deployments.request_fields import checked_salt, parse_sampling, request_id, session_name
 from deployments.service import Answer
 from deployments.tools import CallReader
@@ -74,6 +74,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
         reasoning=reasoning_mode(request.chat),
+        tool_choice=tool_choice(request.chat),
         template=template(request.chat, struct_values(request.chat.chat_template_kwargs, "chat.chat_template_kwargs")),
     )
 
@@ -249,7 +250,7 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
 
 
 def usage_message(usage: Usage) -> pb.Usage:
-    """What a call used, with its three cost meters."""
+    """What a call used, with its four cost meters."""
     message = pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -290,7 +291,7 @@ def _fill_route(message: pb.Route, route: dict[str, Any]) -> None:
 
 
 def _cost_message(cost: Cost) -> pb.Cost:
-    return pb.Cost(paper=cost.paper, flops=cost.flops, wall_s=cost.wall_s)
+    return pb.Cost(paper=cost.paper, flops=cost.flops, wall_s=cost.wall_s, usd=cost.usd)
 
 
 def score_message(call_id: str, scored: list[ScoredTokens]) -> pb.ScoreResponse:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, Literal, TypeVar
 
-from turnout.calls import CacheStats, PoolStats
+from turnout.calls import CacheStats, EndpointStats, PoolStats
 from turnout.errors import TurnoutError
 
 Health = Literal["ok", "degraded", "unavailable"]
@@ -20,23 +20,35 @@ class HealthReport:
     """Answer to a health check.
 
     Attributes:
-        status: ok; degraded: every pool answers, but some replica cannot reach all of its prefix store; unavailable:
-            some pool does not answer.
+        status: ok; degraded: every pool answers, but some replica cannot reach all of its prefix store, or an endpoint
+            of its pool; unavailable: some pool does not answer.
         store: "degraded: <reason>" where some replica cannot reach all of its prefix store; "" otherwise. It names no
             pool and no address: the check needs no key.
+        endpoints: "degraded: <reason>" where some model that is a server elsewhere is left alone; "" otherwise.
     """
 
     status: Health
     store: str = ""
+    endpoints: str = ""
 
 
 def health_of(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> HealthReport:
     """Judge what the replicas of each pool hold, or why a pool does not answer."""
     answered = [stats for stats in pools.values() if not isinstance(stats, TurnoutError)]
     store = _store([each.cache for stats in answered for each in stats if each.cache is not None])
+    endpoints = _endpoints([each for stats in answered for replica in stats for each in replica.endpoints])
     if len(answered) < len(pools):
-        return HealthReport("unavailable", store)
-    return HealthReport("degraded" if store else "ok", store)
+        return HealthReport("unavailable", store, endpoints)
+    return HealthReport("degraded" if store or endpoints else "ok", store, endpoints)
+
+
+def _endpoints(endpoints: list[EndpointStats]) -> str:
+    """Describe endpoints that are left alone: a breaker is open, or a request tries whether it can be closed."""
+    down = {each.model for each in endpoints if each.breaker != "closed"}
+    if not down:
+        return ""
+    what = "1 endpoint does" if len(down) == 1 else f"{len(down)} endpoints do"
+    return f"degraded: {what} not answer; their breakers are open"
 
 
 def _store(caches: list[CacheStats]) -> str:

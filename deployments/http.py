@@ -29,6 +29,7 @@ from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
 from deployments.build_info import fingerprint
 from deployments.console import http as console
 from deployments.faults import guarded, respell
+from deployments.health import HealthReport
 from deployments.http_paths import HeadAsGet, redirect_slashes
 from deployments.messages import http as messages
 from deployments.metrics import OTHER
@@ -158,11 +159,7 @@ def _add_health(app: FastAPI, service: GenerationService) -> None:
     @app.get("/health")  # where other servers have it, and clients look for it
     @app.get("/healthz")
     async def health() -> Response:
-        health = await service.health_report()
-        body: answers.Health = {"status": health.status}
-        if health.store:
-            body["store"] = health.store
-        return JSONResponse(body, 503 if health.status == "unavailable" else 200)
+        return _health(await service.health_report())
 
     @app.get("/ping")
     @app.post("/ping")
@@ -173,6 +170,15 @@ def _add_health(app: FastAPI, service: GenerationService) -> None:
     async def version() -> Response:
         body: extras.Version = {"version": turnout.__version__}
         return JSONResponse(body)
+
+
+def _health(report: HealthReport) -> JSONResponse:
+    body: answers.Health = {"status": report.status}
+    if report.store:
+        body["store"] = report.store
+    if report.endpoints:
+        body["endpoints"] = report.endpoints
+    return JSONResponse(body, 503 if report.status == "unavailable" else 200)
 
 
 def _add_inside(app: FastAPI, service: GenerationService) -> None:

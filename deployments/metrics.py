@@ -221,6 +221,9 @@ class Metrics:
             self._add(of.PAPER, cost.paper * usage.completion_tokens, model, way)
             self._add(of.FLOPS, cost.flops, model, way)
             self._add(of.WALL_S, cost.wall_s, model, way)
+            self._add(of.USD, cost.usd, model, way)
+        for name, meter in usage.models.items():
+            self._add(of.MODEL_USD, meter.usd, name)
 
     def _count_drafts(self, whose: tuple[str, str, str], drafts: SpeculationMeter) -> None:
         """Under these labels: method, drafter, tenant."""

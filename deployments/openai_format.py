@@ -74,7 +74,7 @@ def model_object(model: ModelDescription, created: int) -> ModelObject:
 
 
 def usage_object(usage: Usage) -> UsageObject:
-    """OpenAI's counts, and `turnout`: work by model and the three cost meters relative to the large model alone."""
+    """OpenAI's counts, and `turnout`: work by model and the four cost meters relative to the large model alone."""
     models = {name: {**_flat(meter), "flops": meter.flops} for name, meter in usage.models.items()}
     cost = _flat(usage.cost) | {"spent": _flat(usage.cost.spent), "large_only": _flat(usage.cost.large_only)}
     return {

@@ -44,7 +44,12 @@ PoolLoader = Callable[[str, TurnoutConfig], Pool]
 
 
 def load_engine(name: str, config: TurnoutConfig) -> Pool:
-    """The real engine, its models here or in actors; imported here so that only replicas pay for torch."""
+    """The real engine, its models here, in actors or elsewhere; imported here so that only replicas pay for torch."""
+    if config.endpoint_roles(config.pools[name]):
+        from pool.endpoints.text_pool import load_text_pool
+        from pool.local_pool import LocalPool
+
+        return load_text_pool(name, config, lambda pool, alone: LocalPool.load(pool, alone, os.cpu_count()))
     if config.pools[name].placement.models == "actors":
         from actors.pool import ActorPool
 

@@ -92,7 +92,7 @@ def replica_bundles(config: TurnoutConfig, pool: PoolConfig) -> list[dict[str, f
         from actors import placement
 
         return placement.bundles(pool, config)
-    devices = {config.models[name].device for name in pool.members} - {"cpu"}
+    devices = {config.models[name].device for name in pool.members if name in config.local_models} - {"cpu"}
     return [{"CPU": 1.0, **({"GPU": float(len(devices))} if devices else {})}]
 
 

@@ -14,7 +14,7 @@ from deployments.extra_fields import NO_EXTRAS, UNSUPPORTED, ExtraFields, Extras
 from deployments.faults import respell
 from deployments.request_fields import ROLES, BodyPart, parse_prompts, parse_sampling, request_id, session_name
 from deployments.response_format import ResponseFormat, structure_of
-from deployments.tools import CalledTool, ToolBody, ToolChoice, offered
+from deployments.tools import CalledTool, ToolBody, ToolChoice, choice_name, offered
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, ReasoningMode, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
@@ -253,7 +253,8 @@ def chat_job(values: dict[str, Any]) -> Job:
     if structure is not call.sampling.structure:
         names["structure.answer"], names["structure"] = names["structure"], "tools"
         call = replace(call, sampling=call.sampling.model_copy(update={"structure": structure}))
-    call = replace(call, tools=tools, template=body.template(), reasoning=body.reasoning_mode)
+    choice, template = choice_name(body.tool_choice), body.template()
+    call = replace(call, tools=tools, tool_choice=choice, template=template, reasoning=body.reasoning_mode)
     return replace(job, calls=(call,))
 
 

@@ -20,7 +20,7 @@ from deployments.openapi.answers import ChatChoice, ToolCallObject
 from deployments.openapi.events import ChatPart
 from deployments.openapi.events import ToolCallPart as ToolCallPartObject
 from deployments.request_fields import BodyPart
-from turnout.calls import Chunk, GenerateCall
+from turnout.calls import READ, Chunk, GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.structure import Structure
@@ -170,6 +170,15 @@ def _chosen(functions: list[str], choice: ToolChoice | None) -> tuple[list[str],
     return list(dict.fromkeys(names)), allowed.mode == "required"
 
 
+def choice_name(choice: ToolChoice | None) -> str:
+    """`GenerateCall.tool_choice` of a body's."""
+    if isinstance(choice, NamedTool):
+        return choice.function.name
+    if isinstance(choice, AllowedToolsChoice):
+        choice = choice.mode if choice.allowed_tools is None else choice.allowed_tools.mode
+    return "" if choice in (None, "auto") else choice
+
+
 def _known(name: str, functions: list[str], field: str) -> str:
     if name not in functions:
         raise invalid(field, f"must be one of {', '.join(functions)}")
@@ -259,6 +268,8 @@ class CallReader:
 
     def whole(self, chunk: Chunk) -> Chunk:
         """A finished answer: what is said, and the calls."""
+        if chunk.tool_format == READ:
+            return chunk
         reading = self._new(chunk)
         said, thought = [], [chunk.reasoning]
         for part in reading.parts(reading.parser.feed(chunk.text, final=True)):
@@ -270,6 +281,8 @@ class CallReader:
 
     def part(self, chunk: Chunk) -> Chunk:
         """New output of an answer: what is said, and what is new of calls; all calls with the last of it."""
+        if chunk.tool_format == READ:
+            return chunk
         if (reading := self._readings.get(chunk.index)) is None:
             reading = self._readings[chunk.index] = self._new(chunk)
         said, thought = "", chunk.reasoning

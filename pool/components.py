@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting
 from pool.text import TextTokenizer
 from turnout.config import PoolConfig, TurnoutConfig, artifacts_path, model_path
+from turnout.cost import Price
 from turnout.drafts import find_draft
+from turnout.endpoint_config import FREE
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.model_fetching import revision_of
 from turnout.pool_config import SMALL
@@ -159,6 +161,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     loaded.tokenizer.tool_format = pool.tool_format
     loaded.thinking = thinking_of(pool.reasoning, loaded.tokenizer)
     loaded.revisions = {name: revision_of(config.models[name].path) for name in pool.members}
+    loaded.prices = prices_of(config, pool.members)
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
     check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")
@@ -169,6 +172,12 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     if config.telemetry.audit is not None:
         dtype = config.models[pool.large].dtype
         loaded.audits = Audits(config.telemetry.audit, loaded.model_pool, loaded.tokenizer, dtype)
+
+
+def prices_of(config: TurnoutConfig, members: Iterable[str]) -> dict[str, Price]:
+    """Prices of the models whose tokens cost money, by name."""
+    prices = {name: config.models[name].price for name in members}
+    return {name: price for name, price in prices.items() if price != FREE}
 
 
 def difference(mine: TextTokenizer, other: TextTokenizer) -> str:

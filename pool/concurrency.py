@@ -24,10 +24,14 @@ class ConcurrencyLimiter:
         name: the pool's, for messages.
         limit: calls worked on at once.
         max_waiting: calls waiting before new ones are refused, shared equally between tenants in the same way.
+        strict: whether the limit is never exceeded: a tenant without a place waits until one is free.
+        kind: of what has the places, for messages.
     """
 
-    def __init__(self, name: str, limit: int, max_waiting: int) -> None:
-        self._name = name
+    def __init__(self, name: str, limit: int, max_waiting: int, strict: bool = False, kind: str = "pool") -> None:
+        self._name = f"{kind} {name!r}"
+        self._most = limit if strict else 2 * limit
+        self._strict, self._kind, self._given = strict, kind, name
         self._limit = limit
         self._max_waiting = max_waiting
         self._held: dict[str, int] = {}
@@ -39,7 +43,7 @@ class ConcurrencyLimiter:
 
     def copy(self) -> ConcurrencyLimiter:
         """Return a limiter with the same limits and places of its own."""
-        return ConcurrencyLimiter(self._name, self._limit, self._max_waiting)
+        return ConcurrencyLimiter(self._given, self._limit, self._max_waiting, self._strict, self._kind)
 
     @property
     def num_held(self) -> int:
@@ -94,7 +98,7 @@ class ConcurrencyLimiter:
                 return count - left
             tenant = max(leaving, key=lambda each: len(self._waiting[each]))
             self._forget(tenant, leaving[tenant])
-            leaving[tenant].set_exception(Interrupted(f"pool {self._name!r} has free places elsewhere", Moved()))
+            leaving[tenant].set_exception(Interrupted(f"{self._name} has free places elsewhere", Moved()))
         return count
 
     async def _take(self, tenant: str, deadline_s: float | None, stays: bool, rank: int) -> None:
@@ -103,7 +107,7 @@ class ConcurrencyLimiter:
             return
         mine = len(self._waiting.get(tenant, ()))
         if self.num_waiting >= self._max_waiting and mine >= self._share(self._max_waiting, tenant):
-            raise busy(f"pool {self._name!r} has no room for another request")
+            raise busy(f"{self._name} has no room for another request")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(tenant, place, rank)
         if stays:
@@ -151,7 +155,7 @@ class ConcurrencyLimiter:
         held = self.num_held
         if held < self._limit:
             return True
-        return held < 2 * self._limit and self._held.get(tenant, 0) < self._share(self._limit, tenant)
+        return held < self._most and self._held.get(tenant, 0) < self._share(self._limit, tenant)
 
     def _give(self, tenant: str) -> None:
         self._turn += 1

@@ -24,6 +24,7 @@ from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
 from pool.scoring import score
 from pool.text import TextTokenizer, vocabularies_of
+from pool.usage import billed
 from pool.validation import PreparedRequest, RequestValidator
 from router.decision import Decision
 from router.routing import Router
@@ -38,6 +39,7 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
+from turnout.cost import Price
 from turnout.embed_calls import EmbedCall, Embeddings, ReadCall
 from turnout.errors import invalid, not_found
 from turnout.pool_config import USUAL_ROLES
@@ -78,6 +80,7 @@ class Pool:
         audits: compute a share of the lossless answers again; None: they are not.
         share: says whose cache a prompt belongs to.
         revisions: commits of the members that are of a hub, by name.
+        prices: of members whose tokens cost money.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Pool:
         self.max_length = min(model.max_length for model in native)
         self.vocab_size = min(model.vocab_size for model in native)
         self.revisions: dict[str, str] = {}
+        self.prices: dict[str, Price] = {}
         self._places = places
         # Low-priority calls have places of their own.
         self._low_priority_places = places.copy()
@@ -136,7 +140,7 @@ class Pool:
                         untold = False
                         yield Begun(len(prepared.prompt))
                     self._rate.count(event)
-                    yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
+                    yield _finished(event, queue_s, self) if isinstance(event, Usage) else event
         except BaseException as error:
             failed = type(error).__name__
             raise
@@ -162,13 +166,12 @@ class Pool:
     def _run(
         self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
     ) -> AsyncIterator[Event]:
-        large = self.roles["large"]
         # A shadow has no client: it is not handed over.
         asked = routing is None or (self.routing is not None and routing.router is self.routing.router)
         running = self._running if asked else None
         answered = self.audits.offer if asked and self.audits is not None else None
-        run = RequestRunner(prepared, models, self.tokenizer, large, routing, self.share, running, answered)
-        return run.events()
+        around = (self.tokenizer, self.roles["large"], routing, self.share, running, answered)
+        return RequestRunner(prepared, models, *around).events()
 
     def hand_over(self, request_id: str | None = None, again: bool = False) -> int:
         """Stop calls between two tokens: each ends with Interrupted, with what another replica continues from.
@@ -326,6 +329,10 @@ def _model_pool(
     for member in foreign:
         vocabularies.translation(members[member], members[roles["large"]])
     return ModelPool(dict(members), roles, tokenizer, artifacts, vocabularies)
+
+
+def _finished(usage: Usage, queue_s: float, pool: Pool) -> Usage:
+    return billed(replace(usage, queue_s=queue_s), pool.prices, pool.roles["large"])
 
 
 def _descriptions(pool: Pool) -> list[ModelDescription]:

@@ -62,9 +62,10 @@ class RequestDefaults:
         Raises:
             TurnoutError: INVALID_ARGUMENT: a `reasoning_effort` that the pool does not know.
         """
-        return replace(call, sampling=self._sampling(call.sampling), template=self._template(call.template))
+        return replace(call, sampling=self.filled(call.sampling), template=self._template(call.template))
 
-    def _sampling(self, given: SamplingParams) -> SamplingParams:
+    def filled(self, given: SamplingParams) -> SamplingParams:
+        """Sampling parameters with these in place of those that are left open."""
         filled = dict(self.sampling)
         if self.max_answer_tokens is not None:
             filled["max_tokens"] = self.max_answer_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from decoding.calibration import RAN
@@ -14,7 +15,7 @@ from pool.request_defaults import used
 from pool.routing import Routing
 from pool.validation import PreparedRequest
 from turnout.calls import TokenOut, Usage
-from turnout.cost import Meter, report
+from turnout.cost import Meter, Price, report
 from turnout.types import Token
 from turnout.utf8 import name_of_part
 
@@ -99,3 +100,23 @@ def usage_of(
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )
+
+
+def billed(usage: Usage, prices: Mapping[str, Price], large: str) -> Usage:
+    """The usage with the cost in money, in US dollars.
+
+    Args:
+        usage: of a call; its models' meters get theirs.
+        prices: of models, by name; others cost nothing.
+        large: model that the cost is compared with.
+    """
+    for name, price in prices.items():
+        if (meter := usage.models.get(name)) is not None:
+            read = meter.prompt_tokens + meter.catchup_tokens
+            meter.usd = price.of(read, meter.cached_tokens, meter.written_tokens)
+    spent = replace(usage.cost.spent, usd=sum(meter.usd for meter in usage.models.values()))
+    alone = usage.cost.large_only
+    if large in prices:
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        alone = replace(alone, usd=prices[large].of(fresh, usage.cached_tokens, usage.completion_tokens))
+    return replace(usage, cost=replace(usage.cost, spent=spent, large_only=alone))

@@ -263,7 +263,7 @@ class RequestValidator:
             TurnoutError: INTERNAL: the decision sets something that no request may have.
         """
         try:
-            sampling = _overridden(prepared, decision.sampling)
+            sampling = overridden(prepared, decision.sampling)
         except ValueError as error:
             raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None
         call = replace(prepared.call, sampling=sampling)
@@ -277,8 +277,12 @@ class RequestValidator:
         return replace(prepared, call=call, plan=plan, max_tokens=min(sampling.max_tokens, prepared.max_tokens))
 
 
-def _overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingParams:
-    """Raises ValueError: not a router's to set, or out of range."""
+def overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingParams:
+    """Apply what a router sets to a call's sampling parameters.
+
+    Raises:
+        ValueError: not a router's to set, or out of range.
+    """
     given = prepared.call.sampling
     unknown = set(values) - ROUTED_SAMPLING
     if unknown:

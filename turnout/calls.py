@@ -11,6 +11,7 @@ from turnout.errors import TurnoutError, invalid
 from turnout.pool_stats import AuditDiff as AuditDiff
 from turnout.pool_stats import AuditStats as AuditStats
 from turnout.pool_stats import CacheStats as CacheStats
+from turnout.pool_stats import EndpointStats as EndpointStats
 from turnout.pool_stats import MemberStats as MemberStats
 from turnout.pool_stats import PoolStats as PoolStats
 from turnout.tools import Tool, ToolCall, ToolCallPart
@@ -22,6 +23,7 @@ Priority = Literal["interactive", "batch"]
 # Where an answer's thinking goes: apart from its text, nowhere, or into the text as the model wrote it.
 ReasoningMode = Literal["split", "hide", "raw"]
 AUTO = "auto"  # instead of a method: the pool's routing
+READ = "read"  # instead of a tool format
 
 
 def cache_class(given: str) -> CacheClass:
@@ -143,6 +145,8 @@ class GenerateCall:
         tools: offered to the model by the chat template.
         template: what else the chat template gets.
         reasoning: where the thinking of a conversation's answer goes.
+        tool_choice: which of the tools is to be called, as it was asked: "", the model decides; none, required, or the
+            name of one. `sampling.structure` holds models of this engine to it.
     """
 
     request_id: str
@@ -176,6 +180,7 @@ class GenerateCall:
     rank: int = 0
     cache_salt: str = ""
     reasoning: ReasoningMode = "split"
+    tool_choice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ class Chunk:
     `reasoning` is what the model thought before its answer, as text; it is no part of `text`, its tokens are among
     `tokens`. `tool_calls` are what front ends read out of an answer, and leave out of its text: all of it, whole, with
     its last chunk; `call_parts` is what is new of them in a stream. `tool_format` names how calls are written in
-    `text`, where there may be any (`turnout.tool_formats`). `stop` comes with the last chunk: the stop string or token
+    `text`, where there may be any (`turnout.tool_formats`; READ: they were read where the answer comes from). `stop` comes with the last chunk: the stop string or token
     id that ended the answer, of those that the request gave.
     """
 

@@ -298,7 +298,7 @@ def _speculation(message: pb.Speculation) -> SpeculationMeter:
 
 
 def _cost(message: pb.Cost) -> Cost:
-    return Cost(message.paper, message.flops, message.wall_s)
+    return Cost(message.paper, message.flops, message.wall_s, message.usd)
 
 
 def _values(message: Struct) -> dict[str, Any]:

@@ -13,13 +13,17 @@ from turnout.batches_config import BatchesConfig
 from turnout.checkpoint_files import check_present
 from turnout.console_config import ConsoleConfig
 from turnout.drafts import find_draft, layer_share
+from turnout.endpoint_config import EndpointConfig as EndpointConfig
+from turnout.endpoint_config import check_pool
 from turnout.errors import invalid
 from turnout.gguf_files import described
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
+from turnout.model_config import ModelConfig as ModelConfig
 from turnout.model_fetching import fetch_model, find_model, pin_model
 from turnout.model_location import LocalFiles, parse_location
 from turnout.pool_config import SMALL
+from turnout.pool_config import FailoverConfig as FailoverConfig
 from turnout.pool_config import MethodChoice as MethodChoice
 from turnout.pool_config import PolicyChoice as PolicyChoice
 from turnout.pool_config import PoolConfig as PoolConfig
@@ -29,42 +33,11 @@ from turnout.pool_config import RoutingConfig as RoutingConfig
 from turnout.pool_config import Section as Section
 from turnout.pool_config import ShadowConfig as ShadowConfig
 from turnout.pool_config import StickyConfig as StickyConfig
-from turnout.registry import explain, get_method, load
+from turnout.registry import ALONE, explain, get_method, load
 from turnout.responses_config import ResponsesConfig
 from turnout.telemetry_config import TelemetryConfig
 
 POLICIES_PACKAGE = "router.policies"
-
-
-class ModelConfig(Section):
-    """One causal language model."""
-
-    path: Annotated[
-        str,
-        Field(
-            description="folder of a Hugging Face checkpoint; a GGUF file; hf:ORG/NAME, hf:ORG/NAME/FILE.gguf or either"
-            " with @REVISION, of the Hugging Face hub; a URL that fsspec knows; demo:small or demo:large"
-        ),
-    ]
-    dtype: Annotated[
-        Literal["bfloat16", "float32", "float16"],
-        Field(
-            description="numbers the weights and the cache use; the compiled CPU kernels do not compute in float16, and"
-            " some models exceed its range"
-        ),
-    ] = "bfloat16"
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")] = "cpu"
-    kv_memory_bytes: Annotated[int, Field(ge=1 << 20, description="memory of the block pool, bytes")] = 256 << 20
-    memory_limit_bytes: Annotated[
-        int | None,
-        Field(ge=1, description="most memory for weights and cache, bytes; absent: what machine and cgroup have"),
-    ] = None
-    max_length: Annotated[
-        int | None, Field(ge=16, description="longest sequence, tokens; absent: what the checkpoint allows")
-    ] = None
-    tensor_parallel: Annotated[
-        int, Field(ge=1, le=64, description="processes, each with a device, that one copy is split over")
-    ] = 1
 
 
 class EngineConfig(Section):
@@ -203,7 +176,20 @@ class TurnoutConfig(Section):
                     raise invalid(f"pools.{pool_name}.placement.models", message)
             if pool_name in self.models:
                 raise invalid(f"pools.{pool_name}", "a pool and a model cannot share a name")
+            elsewhere = self.endpoint_roles(pool)
+            check_pool(pool_name, pool, elsewhere)
+            if elsewhere and "default" not in pool.model_fields_set:  # the usual one needs tokens
+                pool.__dict__["default"] = MethodChoice(name=ALONE)
         return self
+
+    @property
+    def local_models(self) -> dict[str, ModelConfig]:
+        """Models whose files are computed with here, by name: all but endpoints."""
+        return {name: model for name, model in self.models.items() if model.endpoint is None}
+
+    def endpoint_roles(self, pool: PoolConfig) -> dict[str, str]:
+        """Models of a pool that are endpoints, by role."""
+        return {role: name for role, name in pool.roles.items() if self.models[name].endpoint is not None}
 
     @classmethod
     def demo(cls) -> TurnoutConfig:
@@ -322,7 +308,7 @@ def check_resources(config: TurnoutConfig) -> None:
 
     Nothing is downloaded: of a model of a hub or a store, which is checked when it is loaded, only the path's form is.
     """
-    for name, model in config.models.items():
+    for name, model in config.local_models.items():
         field = f"models.{name}.path"
         location = parse_location(model.path, field)
         if isinstance(location, LocalFiles):
@@ -332,6 +318,7 @@ def check_resources(config: TurnoutConfig) -> None:
         chosen = get_method(pool.default.name, f"{field}.name")
         params = chosen.parse(pool.default.params, f"{field}.params")
         chosen.check_roles(params, pool.roles, f"{field}.name", f"{field}.params")
+        chosen.check_text(params, config.endpoint_roles(pool), f"{field}.name", f"{field}.params")
         if pool.routing is not None:
             _check_routing(pool.routing, f"pools.{name}.routing")
 
@@ -369,7 +356,7 @@ def models_here(config: TurnoutConfig) -> dict[str, Path]:
         TurnoutError: a path has none of the allowed forms, or a GGUF model is not whole, or not supported.
     """
     places: dict[str, Path] = {}
-    for name, model in config.models.items():
+    for name, model in config.local_models.items():
         field = f"models.{name}.path"
         path = find_model(model.path, field).path or find_model(model.path, field, weights=False).path
         if path is not None:
@@ -385,9 +372,10 @@ def pinned(config: TurnoutConfig) -> TurnoutConfig:
     Raises:
         TurnoutError: a revision cannot be resolved; names the model's field.
     """
-    paths = {name: pin_model(model.path, f"models.{name}.path") for name, model in config.models.items()}
-    models = {name: model.model_copy(update={"path": paths[name]}) for name, model in config.models.items()}
-    return config.model_copy(update={"models": models})
+    local = config.local_models
+    paths = {name: pin_model(model.path, f"models.{name}.path") for name, model in local.items()}
+    models = {name: model.model_copy(update={"path": paths[name]}) for name, model in local.items()}
+    return config.model_copy(update={"models": {**config.models, **models}})
 
 
 def artifacts_path(pool: PoolConfig) -> Path | None:

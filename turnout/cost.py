@@ -1,15 +1,16 @@
-"""What a request cost, by model, and what the large model alone would have cost: three meters side by side.
+"""What a request cost, by model, and what the large model alone would have cost: four meters side by side.
 
 The paper's cost charges parameters per token that a model wrote and nothing for catch-up (paper #2, Entropy Adaptive
 Decoding). Tokens that were written and thrown away, which the paper has none of, are charged as those that stayed;
 speculative drafts are not. FLOPs are 2 x parameters x tokens processed, catch-up and discarded work included. Wall
-clock is measured. They answer different questions and are never mixed.
+clock is measured. Money is tokens by the configured prices of their models. They answer different questions and are
+never mixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class ModelMeter:
     `catchup` are generated tokens another model wrote that this one had to read before it could go on,
     `draft` are tokens of proposals, fed hypothetically. `spared` is what of all these was not computed, where tokens
     went through some of the layers only: in tokens, a token that went through half of them counting one half. `fetched`
-    are those of the cached tokens that came from the prefix store, and not from the model's own blocks.
+    are those of the cached tokens that came from the prefix store, and not from the model's own blocks. `usd` is what
+    all of it costs by the model's configured price, in US dollars.
     """
 
     num_parameters: int
@@ -34,6 +36,7 @@ class ModelMeter:
     discarded_tokens: int = 0
     spared_tokens: float = 0.0
     fetched_tokens: int = 0
+    usd: float = 0.0
 
     @property
     def processed_tokens(self) -> int:
@@ -208,15 +211,16 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One way of answering a request, on the three meters.
+    """One way of answering a request, on the four meters.
 
     `paper` is relative to the large model alone writing as many tokens as the answer has: above 1 where much was thrown
-    away.
+    away; 0 where the number of parameters is not known, as `flops`. `usd` are US dollars by configured prices.
     """
 
     paper: float
     flops: float
     wall_s: float
+    usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,14 @@ def paper_cost(large_share: float, small_parameters: int, large_parameters: int)
     return large_share + (1.0 - large_share) * small_parameters / large_parameters
 
 
+class Price(Protocol):
+    """Price of a model's tokens."""
+
+    def of(self, prompt: float, cached: float, written: float) -> float:
+        """Price in US dollars of tokens that were read, found in a cache and written."""
+        ...
+
+
 def report(
     meter: Meter, large: str, num_large_parameters: int, num_prompt_tokens: int, wall_s: float, large_step_s: float
 ) -> CostReport:
@@ -257,7 +269,7 @@ def report(
     large_tokens = num_prompt_tokens + max(generated - 1, 0)
     return CostReport(
         spent=Cost(
-            paper=paid / (generated * num_large_parameters) if generated else 0.0,
+            paper=paid / (generated * num_large_parameters) if generated and num_large_parameters else 0.0,
             flops=sum(m.flops for m in meter.models.values()),
             wall_s=wall_s,
         ),

@@ -133,6 +133,22 @@ class ReasoningMarkers(Section):
         return self
 
 
+class FailoverConfig(Section):
+    """Models of a pool that answer in place of an endpoint that cannot be asked just now."""
+
+    roles: Annotated[
+        tuple[RoleName, ...],
+        Field(description="whose models answer for each other, the first that can before the others; empty: all roles"),
+    ] = ()
+    continue_elsewhere: Annotated[
+        bool,
+        Field(
+            description="whether an answer that broke off continues with another model from its text; otherwise it ends"
+            " in an error"
+        ),
+    ] = False
+
+
 class PoolConfig(Section):
     """A served endpoint: models that answer together, each by its role. At least one of small and large is given."""
 
@@ -161,6 +177,10 @@ class PoolConfig(Section):
     ] = None
     routing: Annotated[
         RoutingConfig | None, Field(description="chooses a method for each request; absent: the default method")
+    ] = None
+    failover: Annotated[
+        FailoverConfig | None,
+        Field(description="models that answer in place of an endpoint that is down; absent: the request fails"),
     ] = None
     reuse: Annotated[
         ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")

@@ -123,6 +123,33 @@ class MemberStats:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointStats:
+    """What a pool has asked of a model that is a server elsewhere, since the pool was loaded.
+
+    Attributes:
+        model: its name.
+        breaker: closed: it is asked; half_open: one request tries it; open: it is left alone.
+        opened: how often it was left alone.
+        running: requests that are there now.
+        waiting: requests that wait until others have ended there.
+        requests: those that have ended, by outcome: ok, refused (4xx), limited (429), failed, cancelled.
+        retries: those of them that were made again.
+        seconds: time of all of them.
+        first_s: time to the first event of those that answered.
+    """
+
+    model: str
+    breaker: Literal["closed", "half_open", "open"]
+    opened: int
+    running: int
+    waiting: int
+    requests: dict[str, int]
+    retries: int
+    seconds: float
+    first_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """What a pool holds right now; all zero when idle (`cached_blocks` are reusable, not in use).
 
@@ -145,6 +172,7 @@ class PoolStats:
         now: when this was said, by the same clock.
         notes: findings of the load for the operator of the pool.
         queued: calls of either priority that wait for a place; `requests` and `batch_requests` include them.
+        endpoints: its models that are servers elsewhere.
     """
 
     requests: int
@@ -169,6 +197,7 @@ class PoolStats:
     now: float = 0.0
     notes: tuple[str, ...] = ()
     queued: int = 0
+    endpoints: tuple[EndpointStats, ...] = ()
 
     def since_s(self, then: float) -> float:
         """How long ago something was, by the replica's own clock, which no other machine's has to agree with.

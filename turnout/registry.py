@@ -62,6 +62,11 @@ class MethodParams(BaseModel):
             TurnoutError: as the first request would be refused.
         """
 
+    @property
+    def beyond_text(self) -> str:
+        """Name of a parameter whose value needs more of a model than texts and log-probabilities; "": none does."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
@@ -81,6 +86,8 @@ class MethodInfo:
             answer it belongs to; otherwise each answer is a run of its own.
         across_vocabularies: whether it can use models whose tokens are not the large one's; it then refuses parts of
             its own that cannot.
+        over_text: whether it needs no more of a model than texts and log-probabilities, so that models may be
+            endpoints: `pool.endpoints.methods` has it over texts.
     """
 
     name: str
@@ -92,6 +99,7 @@ class MethodInfo:
     resumable: bool = False
     joint: bool = False
     across_vocabularies: bool = False
+    over_text: bool = False
 
     @property
     def summary(self) -> str:
@@ -146,6 +154,34 @@ class MethodInfo:
                 " across vocabularies, `speculative` drafts by text_chain or shared_vocabulary",
             )
 
+    def check_text(
+        self,
+        params: MethodParams,
+        endpoints: Mapping[str, str],
+        name: str = "method",
+        field: str = "method.params",
+    ) -> None:
+        """Refuse a pool with endpoints where the method needs the tokens of its models, or what is behind them.
+
+        Args:
+            params: the method's.
+            endpoints: models that are endpoints, by role.
+            name: the field that chose the method.
+            field: the field that holds the parameters.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the field and a model.
+        """
+        if not endpoints:
+            return
+        role, model = next(iter(endpoints.items()))
+        why = f"needs the tokens of its models, and {model!r} ({role}) is an endpoint"
+        if not self.over_text:
+            known = ", ".join(info.name for info in all_methods() if info.over_text)
+            raise invalid(name, f"{self.name!r} {why}; over endpoints: {known}")
+        if params.beyond_text:
+            raise invalid(f"{field}.{params.beyond_text}", f"this value {why}")
+
     def check_roles(
         self, params: MethodParams, roles: Collection[str], name: str = "method", field: str = "method.params"
     ) -> None:
@@ -181,12 +217,14 @@ def method(
     resumable: bool = False,
     joint: bool = False,
     across_vocabularies: bool = False,
+    over_text: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        return MethodInfo(name, run, params, papers, lossless, needs, resumable, joint, across_vocabularies)
+        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text)
+        return MethodInfo(name, run, params, papers, *traits)
 
     return register
 

@@ -61,8 +61,13 @@ class BestOfParams(MethodParams):
         """See `MethodParams.check_parts`."""
         self.scorer(models)
 
+    @property
+    def beyond_text(self) -> str:
+        """See `MethodParams.beyond_text`."""
+        return "rerank" if self.rerank == "reward" else ""
 
-@method(params=BestOfParams, papers=(45,), lossless=False, needs=frozenset())
+
+@method(params=BestOfParams, papers=(45,), lossless=False, needs=frozenset(), over_text=True)
 async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> AsyncIterator[Segment]:
     """One model draws several answers, and the one that most agree on, or the likeliest, is shown.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence as Items
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, FiniteFloat
 
@@ -16,9 +17,23 @@ from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
 from turnout.registry import method
-from turnout.types import FinishReason, Segment, Token
+from turnout.types import FinishReason, Segment
 
 Confidence = Literal["logprob", "least_logprob", "entropy"]
+
+
+class Measured(Protocol):
+    """A token with what was measured of it."""
+
+    @property
+    def logprob(self) -> float | None:
+        """Its log-probability, nats."""
+        ...
+
+    @property
+    def entropy_bits(self) -> float | None:
+        """Entropy of what it was drawn from, bits."""
+        ...
 
 
 class CascadeParams(CalibratedParams):
@@ -48,7 +63,7 @@ class CascadeParams(CalibratedParams):
         return 1.0
 
 
-@method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}))
+@method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}), over_text=True)
 async def cascade(request: Request, models: ModelPool, params: CascadeParams) -> AsyncIterator[Segment]:
     """The small model answers, and the large one does instead where the small one was unsure of what it wrote.
 
@@ -88,7 +103,7 @@ async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:
     return confidence(draft.generated, kind, watch.allowed)
 
 
-def confidence(tokens: list[Token], kind: Confidence, allowed: list[float] | None = None) -> float:
+def confidence(tokens: Items[Measured], kind: Confidence, allowed: list[float] | None = None) -> float:
     """Return a model's confidence in its answer: the higher, the surer.
 
     Where a structure holds, probabilities are those among the tokens it allows, and tokens that it forces do not count:

@@ -98,7 +98,7 @@ class CompletionDetails(Answer):
 
 
 class UsageDetails(Answer):
-    """Work by model, drafts, and the three cost meters."""
+    """Work by model, drafts, and the four cost meters."""
 
     method: str
     params: dict[str, Any]
@@ -278,9 +278,8 @@ class Health(Answer):
     """ok; degraded, some pool cannot reach its prefix store; or unavailable."""
 
     status: Literal["ok", "degraded", "unavailable"]
-    store: NotRequired[
-        Annotated[str, Field(description="degraded: and why; absent where all of the prefix store is reached")]
-    ]
+    store: NotRequired[Annotated[str, Field(description="why degraded; absent: all of the prefix store is reached")]]
+    endpoints: NotRequired[Annotated[str, Field(description="why degraded; absent: every endpoint is asked")]]
 
 
 class StatusAnswer(Answer):

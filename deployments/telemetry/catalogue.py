@@ -105,6 +105,10 @@ PAPER = _counter(
     "model", "way",
 )  # fmt: skip
 FLOPS = _counter("cost_flops", "2 x parameters x tokens processed; way: spent, large_only.", "model", "way")
+USD = _counter(
+    "cost_usd", "Tokens by the configured prices of their models, US dollars; way: spent, large_only.", "model", "way"
+)
+MODEL_USD = _counter("model_usd", "The same of one model's tokens, by the model that read and wrote them.", "model")
 WALL_S = _counter("cost_wall_seconds", "Time of answering; way: spent, large_only (an estimate).", "model", "way")
 DRIFT = _gauge(
     "drift",
@@ -134,7 +138,8 @@ ACCESS_FAULTS = _gauge(
 COUNTED = (
     REQUESTS, REFUSALS, REQUEST_S, QUEUE_S, TTFT_S, TPOT_S, GOOD, MISSED, GENERATED, WORK, FORWARDS, PROMPT, CACHED,
     COMPLETION, LARGE, SWITCHES, DRAFTED, ACCEPTED, EMITTED, ROUNDS, DRAFT_S, VERIFY_S, REACHED, KEPT, PAPER, FLOPS,
-    WALL_S, DRIFT, DRIFT_LIMIT, TENANT_REQUESTS, TENANT_TOKENS, BATCH_LINES, INGRESS, INGRESS_TASKS, ACCESS_FAULTS,
+    USD, MODEL_USD, WALL_S, DRIFT, DRIFT_LIMIT, TENANT_REQUESTS, TENANT_TOKENS, BATCH_LINES, INGRESS, INGRESS_TASKS,
+    ACCESS_FAULTS,
 )  # fmt: skip
 
 # Read from the replicas of each pool at each scrape.
@@ -156,13 +161,30 @@ RESTARTS = _counter("model_restarts", "Restarts of the model's actor.", "pool", 
 SHADOWS = _gauge("shadows", "Shadows of routing that wait or run.", "pool")
 SHADOWS_DROPPED = _counter("shadows_dropped", "Shadows that were not finished.", "pool")
 LOG_DROPPED = _counter("route_log_dropped", "Entries that the route log lost: too many at once, or no disk.", "pool")
+ENDPOINT_REQUESTS = _counter(
+    "endpoint_requests",
+    "Requests to an endpoint that have ended; outcome: ok, refused (4xx), limited (429), failed, cancelled.",
+    "pool", "model", "outcome",
+)  # fmt: skip
+ENDPOINT_RETRIES = _counter("endpoint_retries", "Those of them that were made again.", "pool", "model")
+ENDPOINT_S = _counter("endpoint_seconds", "Time of all of them.", "pool", "model")
+ENDPOINT_FIRST_S = _counter(
+    "endpoint_first_event_seconds", "Time of those that answered to the first event.", "pool", "model"
+)
+ENDPOINT_OPENED = _counter("endpoint_breaker_opened", "Times that an endpoint was left alone.", "pool", "model")
+ENDPOINT_BREAKER = _gauge(
+    "endpoint_breaker", "Replicas whose breaker of an endpoint is closed, half_open or open.", "pool", "model", "state"
+)
+ENDPOINT_RUNNING = _gauge("endpoint_running", "Requests that are at an endpoint.", "pool", "model")
+ENDPOINT_WAITING = _gauge("endpoint_waiting", "Requests that wait until others have ended there.", "pool", "model")
 AUDITS = _counter("audits", "Audited answers; result: equal, tie, mismatch, dropped, failed.", "pool", "result")
 AUDIT_TOKENS = _counter("audit_tokens", "Tokens that audits looked at.", "pool")
 
 READ = (
     POOL_UP, REPLICAS, LEAST_REPLICAS, MOST_REPLICAS, REPLICA_STARTS, RUNNING, BATCH_RUNNING, WAITING, WAITING_S,
     TOKEN_RATE, KV_BLOCKS, SEQUENCES, WAITING_TOKENS, STEP_S, RESTARTS, SHADOWS, SHADOWS_DROPPED, LOG_DROPPED, AUDITS,
-    AUDIT_TOKENS,
+    AUDIT_TOKENS, ENDPOINT_REQUESTS, ENDPOINT_RETRIES, ENDPOINT_S, ENDPOINT_FIRST_S, ENDPOINT_OPENED, ENDPOINT_BREAKER,
+    ENDPOINT_RUNNING, ENDPOINT_WAITING,
 )  # fmt: skip
 
 # Of pools with a prefix store.

@@ -13,7 +13,7 @@ from deployments.telemetry import catalogue as of
 from deployments.telemetry.catalogue import Metric
 from deployments.telemetry.monotonic_counters import Growing
 from turnout.config import PoolConfig
-from turnout.pool_stats import MemberStats, PoolStats
+from turnout.pool_stats import EndpointStats, MemberStats, PoolStats
 
 Values = dict[tuple[str, ...], float]
 
@@ -29,6 +29,11 @@ MODEL_GAUGES: tuple[tuple[Metric, Callable[[MemberStats], float]], ...] = (
     (of.SEQUENCES, lambda member: member.sequences),
     (of.WAITING_TOKENS, lambda member: member.waiting_tokens),
 )
+ENDPOINT_GAUGES: tuple[tuple[Metric, Callable[[EndpointStats], float]], ...] = (
+    (of.ENDPOINT_RUNNING, lambda endpoint: endpoint.running),
+    (of.ENDPOINT_WAITING, lambda endpoint: endpoint.waiting),
+)
+BREAKERS = ("closed", "half_open", "open")
 
 
 class PoolCollector(Collector):
@@ -66,6 +71,12 @@ class PoolCollector(Collector):
             gauges[metric] = _summed(((pool, each.model), of_member(each)) for pool, each in members)
         gauges[of.KV_BLOCKS] = _summed(
             ((pool, each.model, state), count) for pool, each in members for state, count in _blocks(each)
+        )
+        endpoints = [(name, endpoint) for each in stats for endpoint in each.endpoints]
+        for metric, of_endpoint in ENDPOINT_GAUGES:
+            gauges[metric] = _summed(((pool, each.model), of_endpoint(each)) for pool, each in endpoints)
+        gauges[of.ENDPOINT_BREAKER] = _summed(
+            ((pool, each.model, state), float(each.breaker == state)) for pool, each in endpoints for state in BREAKERS
         )
         slowest: Values = {}
         for pool, each in members:
@@ -142,6 +153,13 @@ def _counts(pool: str, stats: PoolStats) -> Values:
     for member in stats.members:
         key = (of.RESTARTS.name, pool, member.model)
         found[key] = found.get(key, 0.0) + member.restarts
+    for each in stats.endpoints:
+        whose = (pool, each.model)
+        found[of.ENDPOINT_RETRIES.name, *whose] = each.retries
+        found[of.ENDPOINT_S.name, *whose] = each.seconds
+        found[of.ENDPOINT_FIRST_S.name, *whose] = each.first_s
+        found[of.ENDPOINT_OPENED.name, *whose] = each.opened
+        found |= {(of.ENDPOINT_REQUESTS.name, *whose, outcome): count for outcome, count in each.requests.items()}
     if stats.audit is not None:
         audit = stats.audit
         results = {

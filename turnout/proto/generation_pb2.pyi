@@ -311,7 +311,7 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[TokenInfo, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ModelUsage(_message.Message):
-    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens", "fetched_tokens")
+    __slots__ = ("model", "num_parameters", "forwards", "prompt_tokens", "cached_tokens", "catchup_tokens", "decode_tokens", "draft_tokens", "generated_tokens", "discarded_tokens", "flops", "spared_tokens", "fetched_tokens", "usd")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class ModelUsage(_message.Message):
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     SPARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
     model: str
     num_parameters: int
     forwards: int
@@ -338,17 +339,20 @@ class ModelUsage(_message.Message):
     flops: float
     spared_tokens: float
     fetched_tokens: int
-    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ..., spared_tokens: _Optional[float] = ..., fetched_tokens: _Optional[int] = ...) -> None: ...
+    usd: float
+    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., forwards: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., catchup_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., discarded_tokens: _Optional[int] = ..., flops: _Optional[float] = ..., spared_tokens: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class Cost(_message.Message):
-    __slots__ = ("paper", "flops", "wall_s")
+    __slots__ = ("paper", "flops", "wall_s", "usd")
     PAPER_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     WALL_S_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
     paper: float
     flops: float
     wall_s: float
-    def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ...) -> None: ...
+    usd: float
+    def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens")

@@ -1,0 +1,1 @@
+"""Pools of which some models are OpenAI-compatible servers elsewhere."""
