@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-commits bench-host bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-commits bench-host bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -211,6 +211,9 @@ bench-batch: venv ## measure interactive first tokens during a batch that satura
 
 bench-flood: venv ## measure first tokens of two tenants while a third one floods the server (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_flood $(BENCH_ARGS)
+
+bench-endpoints: venv ## measure what is added to a stream that an endpoint sends, beside one that computes nothing (BENCH_ARGS=--quick: briefly)
+	$(BIN)/python -m benchmarks.bench_endpoints $(BENCH_ARGS)
 
 experiments: venv ## every registered method on every demo task, with intervals; what is there is not computed again (90 minutes at most)
 	$(BIN)/turnout experiment run ops/experiments/standing.yaml --yes --out docs/results $(EXPERIMENT_ARGS)

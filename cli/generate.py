@@ -54,7 +54,7 @@ def generate(
 ) -> None:
     """Answer one prompt, from a server or here, and print its cost, and what the large model alone would have cost.
 
-    What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour; cost has three meters.
+    What the large model wrote is coloured and underlined, or in ⟦brackets⟧ without colour; cost has several meters.
     """
     given = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,

@@ -1,4 +1,4 @@
-"""Showing an answer: which model wrote which piece of text, and what it cost on the three meters."""
+"""Showing an answer: which model wrote which piece of text, and what it cost on the meters."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def model_object(model: ModelDescription, created: int) -> ModelObject:
         "owned_by": "turnout",
         "root": model.name,
         "parent": None,
-        "max_model_len": model.max_length,
+        "max_model_len": model.max_length or None,
         "turnout": details,
     }
 

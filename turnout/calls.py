@@ -218,8 +218,8 @@ class Chunk:
     `reasoning` is what the model thought before its answer, as text; it is no part of `text`, its tokens are among
     `tokens`. `tool_calls` are what front ends read out of an answer, and leave out of its text: all of it, whole, with
     its last chunk; `call_parts` is what is new of them in a stream. `tool_format` names how calls are written in
-    `text`, where there may be any (`turnout.tool_formats`; READ: they were read where the answer comes from). `stop` comes with the last chunk: the stop string or token
-    id that ended the answer, of those that the request gave.
+    `text`, where there may be any (`turnout.tool_formats`; READ: they were read where the answer comes from). `stop`
+    comes with the last chunk: the stop string or token id that ended the answer, of those that the request gave.
     """
 
     index: int

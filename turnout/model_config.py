@@ -52,10 +52,13 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _check_place(self) -> ModelConfig:
         if (self.endpoint is None) != bool(self.path):
-            message = "needed: where its files are, or `endpoint` instead"
+            message = "field required, or `endpoint` in its place"
             raise FieldError(
                 "path", message if self.endpoint is None else "must be absent: `endpoint` says where it is"
             )
-        if self.endpoint is not None and (computed := sorted(self.model_fields_set - ELSEWHERE)):
-            raise FieldError(computed[0], "must be absent: the model is computed by its endpoint")
+        usual = type(self).model_fields
+        if self.endpoint is not None:
+            differing = [name for name in usual if getattr(self, name) != usual[name].default]
+            if computed := sorted(set(differing) - ELSEWHERE):
+                raise FieldError(computed[0], "must be absent: the model is computed by its endpoint")
         return self

@@ -65,7 +65,7 @@ class ModelObject(Answer):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int
+    max_model_len: int | None
     turnout: ModelDetails
 
 

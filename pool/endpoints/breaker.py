@@ -32,7 +32,7 @@ class Attempt:
 
 
 class Breaker:
-    """Breaker of one server. Closed, it lets all through; open, nobody; half open, one at a time that tries it.
+    """Breaker of one server. Closed, it lets all through; open, none; half open, one at a time that tries it.
 
     Args:
         name: the server's, for messages.

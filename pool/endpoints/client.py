@@ -36,7 +36,7 @@ class AttemptError(Exception):
     """Failure of one attempt.
 
     Args:
-        error: what the caller is told if it is the last one.
+        error: what the caller gets if it is the last one.
         again: whether another attempt may succeed.
     """
 
@@ -100,7 +100,7 @@ class Key:
                 self._value, self._state = value, state
         except (OSError, UnicodeDecodeError, TurnoutError) as error:
             if self._value:
-                log.warning("%s cannot be used; going on with the key it held", self._where)
+                log.warning("%s cannot be used; the key it held is used", self._where)
             elif isinstance(error, TurnoutError):
                 raise
             else:

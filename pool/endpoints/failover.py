@@ -79,7 +79,7 @@ class TextModels:
             call: asks it.
 
         Raises:
-            TurnoutError: no model could answer, or an answer broke off that cannot go on elsewhere.
+            TurnoutError: no model could answer, or an answer broke off that cannot continue elsewhere.
         """
         names = [self.roles[role]] if request.one_model else self._in_turn(role)
         for place, name in enumerate(names):
@@ -97,7 +97,7 @@ class TextModels:
                 if passed_on.begun:
                     call = self._continued(call, passed_on, error)
                     self._count(request, name, passed_on)
-                verb = "went on" if passed_on.begun else "answered"
+                verb = "continued" if passed_on.begun else "answered"
                 request.work.note(f"{following} {verb} in place of {name}: {error.message}")
                 request.work.switches += 1
 
@@ -111,13 +111,13 @@ class TextModels:
         return list(dict.fromkeys([self.roles[role], *(self.roles[other] for other in others)]))
 
     def _continued(self, call: GenerateCall, passed_on: _PassedOn, error: TurnoutError) -> GenerateCall:
-        """The call that goes on from what was passed on.
+        """The call that continues from what was passed on.
 
         Raises:
-            TurnoutError: the same error: this is not configured, or no model could go on from there.
+            TurnoutError: the same error: this is not configured, or no model could continue from there.
         """
-        goes_on = self.failover is not None and self.failover.continue_elsewhere
-        if not goes_on or not passed_on.only_text or call.sampling.n > 1 or call.sampling.structure is not None:
+        continues = self.failover is not None and self.failover.continue_elsewhere
+        if not continues or not passed_on.only_text or call.sampling.n > 1 or call.sampling.structure is not None:
             raise error
         left = call.sampling.max_tokens - passed_on.tokens
         if call.sampling.max_tokens < MOST_TOKENS and left < 1:

@@ -71,7 +71,7 @@ class TextIntake(RequestValidator):
             decided = overridden(prepared, decision.sampling)
         except ValueError as error:
             raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None
-        # What nobody has set stays open, for the endpoint's own defaults.
+        # What is not set stays open, for the endpoint's own defaults.
         changed = {name: value for name, value in decided if value != getattr(given, name)}
         call = replace(prepared.call, sampling=given.model_copy(update=changed))
         if decision.suffix:

@@ -43,8 +43,8 @@ async def test_a_completion_has_openais_shape_and_turnouts_usage(http: httpx.Asy
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 4, 9)
     assert usage["turnout"]["models"]["large"]["generated_tokens"] == 2
-    assert set(usage["turnout"]["cost"]["spent"]) == {"paper", "flops", "wall_s"}
-    assert set(usage["turnout"]["cost"]["large_only"]) == {"paper", "flops", "wall_s"}
+    assert set(usage["turnout"]["cost"]["spent"]) == {"paper", "flops", "wall_s", "usd"}
+    assert set(usage["turnout"]["cost"]["large_only"]) == {"paper", "flops", "wall_s", "usd"}
 
 
 @pytest.mark.parametrize(
