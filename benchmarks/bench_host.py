@@ -44,7 +44,7 @@ class Reading:
 
     Attributes:
         steps: forwards.
-        chunks: that reached who reads them; 0: nobody does.
+        chunks: that arrived; 0: a way that gives none.
         used_s: processor time of the process.
         passed_s: outside forwards.
         parts_s: of the parts of all steps.
@@ -64,7 +64,7 @@ class Way:
     Attributes:
         name: for the report.
         clock: of the model's steps.
-        send: sends so many requests at once and returns how many chunks arrived.
+        send: sends a number of requests at once and returns how many chunks arrived.
     """
 
     name: str

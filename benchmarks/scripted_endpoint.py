@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that computes nothing: it streams the same tokens at a fixed pace to whoever asks.
+"""An OpenAI-compatible server that computes nothing: it streams the same tokens at a fixed pace to every client.
 
 python -m benchmarks.scripted_endpoint PORT TOKENS PACE_S
 """

@@ -107,7 +107,7 @@ async def body_of(
 
 
 def usage_of(tokens: int) -> TokensRead:
-    """Usage of a request that read so many tokens."""
+    """Usage of a request that read this number of tokens."""
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 

@@ -19,6 +19,7 @@ from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.health import Health, HealthReport, SharedAnswer, health_of
 from deployments.metrics import Metrics
+from deployments.model_names import ModelNames
 from deployments.reading import check_read
 from deployments.request_fields import ROLES
 from deployments.responses.store import open_responses
@@ -37,58 +38,11 @@ from turnout.calls import (
     ScoredTokens,
     Usage,
 )
-from turnout.config import PoolConfig, TurnoutConfig
+from turnout.config import TurnoutConfig
 from turnout.embed_calls import AnyCall, EmbedCall, Embeddings
-from turnout.errors import Code, TurnoutError, invalid, not_found
+from turnout.errors import Code, TurnoutError, invalid
 from turnout.message_size import MOST_UNITS, units
 from turnout.types import MAX_SEED
-
-
-class ModelNames:
-    """Each pool's own name and those of its members; a model may be a member of several pools.
-
-    Args:
-        pools: as configured.
-    """
-
-    def __init__(self, pools: Mapping[str, PoolConfig]) -> None:
-        self._own = list(pools)
-        self._pools: dict[str, list[str]] = {name: [name] for name in pools}
-        for name, pool in pools.items():
-            for member in pool.members:
-                self._pools.setdefault(member, []).append(name)
-
-    def resolved(self, given: str, limits: TenantLimits = UNLIMITED) -> str:
-        """A request's `model`; empty means the only pool. A refusal names those within the caller's limits.
-
-        Raises:
-            TurnoutError: NOT_FOUND, or INVALID_ARGUMENT where empty is ambiguous.
-        """
-        if given in self._pools:
-            return given
-        if given:
-            raise not_found("model", given[:100], [name for name in self._pools if self.allowed(name, limits)])
-        if len(self._own) == 1:
-            return self._own[0]
-        pools = sorted(filter(limits.allows_pool, self._own))
-        raise invalid("model", f"is needed here; pools: {', '.join(pools)}")
-
-    def label(self, given: str) -> str:
-        """The name for metrics; unknown ones share the empty one, so that callers cannot make up series."""
-        try:
-            return self.resolved(given)
-        except TurnoutError:
-            return ""
-
-    def pool(self, model: str, limits: TenantLimits = UNLIMITED) -> str:
-        """The pool that answers for a known name: the first that a caller may ask; if it may ask none, the first."""
-        pools = self._pools[model]
-        return next(filter(limits.allows_pool, pools), pools[0])
-
-    def allowed(self, model: str, limits: TenantLimits) -> bool:
-        """Whether a caller may ask a pool that has the model."""
-        return limits.allows_pool(self.pool(model, limits))
-
 
 R = TypeVar("R", ScoreCall, EmbedCall)
 HEALTH_KEPT_S = 1.0
@@ -104,7 +58,12 @@ class Answer:
 
 
 class GenerationService:
-    """Everything that gRPC and HTTP have in common. All methods raise TurnoutError only."""
+    """Everything that gRPC and HTTP have in common. All methods raise TurnoutError only.
+
+    Attributes:
+        max_body_bytes: of the largest request.
+        cors_origins: origins whose pages may call over HTTP.
+    """
 
     def __init__(
         self,
@@ -114,6 +73,8 @@ class GenerationService:
         log: RequestLog | None = None,
     ) -> None:
         self._config = config
+        self.max_body_bytes = config.server.max_body_bytes
+        self.cors_origins = config.server.cors_origins
         self.console = config.console
         self.batches = config.batches
         self.responses = open_responses(config)
@@ -237,16 +198,6 @@ class GenerationService:
                 await self._tarpit.hold(call.tenant, error)
             raise
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest request."""
-        return self._config.server.max_body_bytes
-
-    @property
-    def cors_origins(self) -> tuple[str, ...]:
-        """Origins whose pages may call over HTTP."""
-        return self._config.server.cors_origins
-
     async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
         """What a call gives its models to read, as token ids and as text; nothing is computed."""
         limits = self._limits(call)
@@ -336,27 +287,15 @@ class GenerationService:
         limits = self._limits(call)
         model = self.model_name(call.model, limits)
         _check_input(call)
-        limit_s = self._config.server.request_timeout_s
-        wanted_s = limit_s if call.deadline_s is None else call.deadline_s
-        if not (math.isfinite(wanted_s) and wanted_s > 0):
-            raise invalid("deadline_s", f"must be a positive number of seconds (got {wanted_s})")
+        deadline_s = _deadline(call, self._config.server.request_timeout_s)
         sampling = call.sampling
         if sampling.seed is None:
             # Here, and not where it is used: so the call can be made again and gives the same answer.
             sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
-        # A batch has its own deadline: its requests may wait longer than any client would.
-        deadline_s = wanted_s if call.batch_id else min(wanted_s, limit_s)
-        include_prompt_len = call.include_prompt_len or (self.admission.counts and call.billed)
+        counts = call.include_prompt_len or (self.admission.counts and call.billed)
         sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that
-        call = replace(
-            call,
-            model=model,
-            sampling=sampling,
-            deadline_s=deadline_s,
-            include_prompt_len=include_prompt_len,
-            sharing=sharing,
-        )
-        return call, self._names.pool(model, limits)
+        call = replace(call, model=model, sampling=sampling, deadline_s=deadline_s, include_prompt_len=counts)
+        return replace(call, sharing=sharing), self._names.pool(model, limits)
 
     @contextmanager
     def _traced(self, call: AnyCall, kind: str) -> Iterator[RequestTrace]:
@@ -390,6 +329,15 @@ async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
 
 def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, list[PoolStats]]:
     return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
+
+
+def _deadline(call: GenerateCall, limit_s: float) -> float:
+    """Seconds that a call may take."""
+    wanted_s = limit_s if call.deadline_s is None else call.deadline_s
+    if not (math.isfinite(wanted_s) and wanted_s > 0):
+        raise invalid("deadline_s", f"must be a positive number of seconds (got {wanted_s})")
+    # A batch has its own deadline: its requests may wait longer than any client would.
+    return wanted_s if call.batch_id else min(wanted_s, limit_s)
 
 
 def _check_input(call: GenerateCall) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from decoding.model import ReadSpec
 from decoding.sequence import Sequence
-from pool.validation import embedded_ids
+from pool.prompt_ids import embedded_ids
 from turnout.embed_calls import EmbedCall, Embeddings, Pooling
 from turnout.errors import invalid, out_of_range
 from turnout.types import SamplingParams

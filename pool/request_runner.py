@@ -152,9 +152,8 @@ class RequestRunner:
         self._answered = answered
         self._tasks: list[asyncio.Task[None]] = []
         self._handover: HandOver | None = None
-        form = prepared.tool_format
         self.answers = [
-            Answer(each, *self.fresh(each), left, tool_format=form)
+            Answer(each, *self.fresh(each), left, tool_format=prepared.tool_format)
             for each, left in enumerate(deliveries(prepared.call))
         ]
 

@@ -11,7 +11,8 @@ from typing import Any
 from decoding.calibrated_params import check_current, check_method
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
-from pool.validation import PreparedRequest, RequestValidator, question_of
+from pool.prompt_ids import question_of
+from pool.validation import PreparedRequest, RequestValidator
 from router.base import Asked
 from router.decision import Decision
 from router.first_token_cache import primed

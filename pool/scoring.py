@@ -9,9 +9,9 @@ from decoding.model import Score
 from decoding.sequence import Sequence
 from pool.embeddings import in_turns
 from pool.prefix_stores import shared
+from pool.prompt_ids import scored_ids
 from pool.text import TextTokenizer
 from pool.usage import token_out
-from pool.validation import scored_ids
 from turnout.calls import ScoreCall, ScoredTokens
 from turnout.errors import out_of_range
 from turnout.types import SamplingParams, Token, TokenKind

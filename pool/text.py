@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from transformers import AutoTokenizer
 
 from decoding.translation import Vocabularies
+from pool.chat_turns import in_parts_of, takes_parts, turn_of
 from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
 from pool.end_of_text import end_of_text
 from pool.request_defaults import generation_sampling
@@ -37,7 +38,6 @@ NO_TEMPLATE = (
     "this model has no chat template: send a plain prompt (/v1/completions), or have a chat_template.jinja added to the"
     " model's files"
 )
-PROBE = "qzx"  # a message that no template writes by itself
 T = TypeVar("T")
 # One after another: long prompts of all requests together take no more than one core.
 _long = ThreadPoolExecutor(1, thread_name_prefix="long prompts")
@@ -59,7 +59,7 @@ class TextTokenizer:
         self.ends = end_of_text(path, self._tokenizer)
         self.generation, self.notes = generation_sampling(path)
         self.eos_ids = self.ends.ids
-        self._takes_parts = _takes_parts(self._tokenizer)
+        self._takes_parts = takes_parts(self._tokenizer)
         self._prefix = _prefix_ids(self._tokenizer)
         self.num_prefix, self.suffix = len(self._prefix), _suffix_ids(self._tokenizer, len(self._prefix))
         self._longest = _longest_token(self._tokenizer)
@@ -158,7 +158,7 @@ class TextTokenizer:
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool], kwargs: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
         """What the template takes, with marks in place of special tokens; see `SpecialTokens.hide`."""
-        turns, offered = [_turn(message) for message in messages], [tool.for_template for tool in tools]
+        turns, offered = [turn_of(message) for message in messages], [tool.for_template for tool in tools]
         special = self._special
         if special is None:
             found = pattern_of(self._names.values())
@@ -179,7 +179,7 @@ class TextTokenizer:
     ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_in_parts_of(turn) for turn in turns] if self._takes_parts else turns,
+                [in_parts_of(turn) for turn in turns] if self._takes_parts else turns,
                 tools=tools,
                 add_generation_prompt=template.begins_answer,
                 continue_final_message=template.continue_final_message,
@@ -305,7 +305,7 @@ def _trials(tokenizer: TextTokenizer) -> Iterator[str]:
     for messages in ([user], [user, answer, user], [ChatMessage("system", "a"), user]):
         if tokenizer.has_chat_template:
             with suppress(TurnoutError):  # some templates know no system message
-                yield tokenizer._rendered([_turn(message) for message in messages], None)
+                yield tokenizer._rendered([turn_of(message) for message in messages], None)
 
 
 def template_of(tokenizer: TextTokenizer) -> str:
@@ -358,39 +358,6 @@ def _nested(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield part
     for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
         yield from _nested(inner)
-
-
-def _turn(message: ChatMessage) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = [call.for_template for call in message.tool_calls]
-    if message.reasoning:
-        turn |= dict.fromkeys(("reasoning", "reasoning_content"), message.reasoning)
-        if not (message.tool_calls and message.content):  # GPT-OSS's template takes one of them with a call
-            turn["thinking"] = message.reasoning
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
-
-
-def _takes_parts(tokenizer: Any) -> bool:
-    """Whether the chat template leaves out a content that is a string, and knows parts of one, as LLaVA's does."""
-
-    def knows(content: Any) -> bool:
-        with suppress(Exception):  # whatever a template raises
-            return PROBE in tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-        return False
-
-    return bool(tokenizer.chat_template) and not knows(PROBE) and knows(_in_parts(PROBE))
-
-
-def _in_parts_of(turn: dict[str, Any]) -> dict[str, Any]:
-    return turn if turn["content"] is None else {**turn, "content": _in_parts(turn["content"])}
-
-
-def _in_parts(content: str) -> list[dict[str, str]]:
-    """A message's content as templates of models of text and images have it."""
-    return [{"type": "text", "text": content}]
 
 
 def _prefix_ids(tokenizer: Any) -> list[int]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
+from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
 from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
 from pool.text import LONG, TextTokenizer
 from router.decision import Decision
-from turnout.calls import AUTO, GenerateCall, ScoreCall, cache_class
-from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall
+from turnout.calls import AUTO, GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
-from turnout.message_size import MOST_UNITS, units
 from turnout.pool_config import USUAL_ROLES
 from turnout.registry import ALONE, MethodInfo, MethodParams, get_method
 from turnout.tool_formats.grammar import CallRules, form_of_calls
@@ -197,7 +196,7 @@ class RequestValidator:
         found: dict[str, tuple[int, ...]] = {}
         drafts = plan is not None and plan.method.across_vocabularies
         cut = call.sampling.truncate_prompt_tokens is not None
-        if call.messages is not None and drafts and not cut and _num_chars(call) <= LONG:
+        if call.messages is not None and drafts and not cut and num_chars(call) <= LONG:
             for model, tokenizer in self.tokenizers.items():
                 with suppress(TurnoutError):
                     found[model] = tuple(tokenizer.encode_chat(call.messages, call.tools, None, call.template))
@@ -206,7 +205,7 @@ class RequestValidator:
     async def admit(self, call: GenerateCall) -> PreparedRequest:
         """As `prepare`, without holding up the event loop over a long text."""
         return await self.tokenizer.either(
-            _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
+            num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer).prepare(call)
         )
 
     async def tokens(self, call: GenerateCall) -> list[int]:
@@ -217,7 +216,7 @@ class RequestValidator:
         """
         filled = self.defaults.applied(call)
         return await self.tokenizer.either(
-            _num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer)._encoded(filled, whole=True)
+            num_chars(call), lambda tokenizer: replace(self, tokenizer=tokenizer)._encoded(filled, whole=True)
         )
 
     def _plan_of(self, call: GenerateCall) -> ResolvedMethod | None:
@@ -294,173 +293,3 @@ def overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingPar
     most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
     changed["max_tokens"] = max(min(max(1, int(share * most)), most), given.min_tokens)
     return SamplingParams.model_validate({**given.model_dump(), **changed})
-
-
-def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> GenerateCall:
-    """The call with a text after its question: the prompt, or the last user message."""
-    if call.messages is None:
-        assert call.prompt is not None
-        if isinstance(call.prompt, str):
-            return replace(call, prompt=call.prompt + suffix)
-        return replace(call, prompt=call.prompt + tuple(continued(tokenizer, suffix)))
-    messages = list(call.messages)
-    for place in reversed(range(len(messages))):
-        if messages[place].role == "user":
-            messages[place] = replace(messages[place], content=messages[place].content + suffix)
-            break
-    return replace(call, messages=tuple(messages))
-
-
-def bad_word_ids(words: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of words as they stand at the beginning of a text, of a line, and after a space."""
-    line = continued(tokenizer, "\n")
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip(" ")
-        after = continued(tokenizer, f"\n{bare}")
-        forms = [continued(tokenizer, bare), continued(tokenizer, f" {bare}")]
-        if after[: len(line)] == line:
-            forms.append(after[len(line) :])
-        found |= dict.fromkeys(tuple(ids) for ids in forms if ids)
-    return tuple(found)
-
-
-def continued(tokenizer: TextTokenizer, text: str) -> list[int]:
-    """Token ids of a text that stands after other tokens: without what begins every text."""
-    return tokenizer.encode(text)[len(tokenizer.encode("")) :]
-
-
-def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
-    """The question as text: the prompt, or the last user message of a conversation."""
-    if call.messages is not None:
-        return next((turn.content for turn in reversed(call.messages) if turn.role == "user"), "")
-    assert call.prompt is not None
-    return call.prompt if isinstance(call.prompt, str) else tokenizer.decode(call.prompt)
-
-
-def _num_chars(call: GenerateCall) -> int:
-    """Characters that are to be encoded."""
-    if call.messages is None:
-        return len(call.prompt) if isinstance(call.prompt, str) else 0
-    asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
-    return (
-        asked
-        + sum(len(turn.content) + len(turn.reasoning) for turn in call.messages)
-        + sum(len(tool.parameters) for tool in call.tools)
-    )
-
-
-def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int, most: int | None = None) -> list[int]:
-    """Token ids of a call's prompt or conversation.
-
-    Raises:
-        TurnoutError: empty, both or none given, ids outside the vocabulary, or text that cannot have as few as `most`.
-    """
-    if (call.prompt is None) == (call.messages is None):
-        raise invalid("prompt", "give either a prompt or messages")
-    if call.messages is not None:
-        if not call.messages:
-            raise invalid("messages", "is empty; at least one message is needed")
-        ids = tokenizer.encode_chat(call.messages, call.tools, most, call.template)
-        return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
-    assert call.prompt is not None
-    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
-
-
-def encode_tokens(
-    name: str,
-    value: str | tuple[int, ...],
-    tokenizer: TextTokenizer,
-    vocab_size: int,
-    most: int | None = None,
-    parse_special: bool = True,
-) -> list[int]:
-    """Text or token ids as token ids; refused when empty, outside the vocabulary, or surely longer than `most`."""
-    if isinstance(value, str) and most is not None:
-        tokenizer.check_length(name, value, most)
-    ids = tokenizer.encode(value, parse_special) if isinstance(value, str) else list(value)
-    if not ids:
-        raise invalid(name, "is empty; at least one token is needed")
-    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if wrong is not None:
-        raise out_of_range(name, f"token id {wrong}; allowed: 0 to {vocab_size - 1}")
-    return ids
-
-
-async def scored_ids(
-    call: ScoreCall, tokenizer: TextTokenizer, vocab_size: int, most: int
-) -> list[tuple[list[int], list[tuple[int, ...]]]]:
-    """Prompts with their completions as token ids, without holding up the event loop over long texts.
-
-    Raises:
-        TurnoutError: as `encode_tokens`; OUT_OF_RANGE: the scores of all completions do not fit one answer.
-    """
-
-    def encoded(tokenizer: TextTokenizer) -> list[tuple[list[int], list[tuple[int, ...]]]]:
-        known = (tokenizer, vocab_size, most, call.parse_special)
-        completions = [
-            tuple(continuing(encode_tokens(f"completions.{place}", each, *known), each, tokenizer))
-            for place, each in enumerate(call.completions)
-        ]
-        if not call.prompts:
-            return [(encode_tokens("prompt", call.prompt, *known), completions)]
-        suffix = continuing(tokenizer.encode(call.suffix, call.parse_special), call.suffix, tokenizer)
-        groups = []
-        for place, (prompt, completion) in enumerate(zip(call.prompts, completions, strict=True)):
-            room = most - len(suffix) - len(completion)
-            ids = shortened(f"prompts.{place}", prompt, call.truncate, room, *known)
-            groups.append((ids + suffix, [completion]))
-        return groups
-
-    texts = (text for text in (call.prompt, *call.prompts, *call.completions) if isinstance(text, str))
-    groups = await tokenizer.either(sum(map(len, texts)), encoded)
-    total = sum(len(completion) for _, completions in groups for completion in completions)
-    if units(total, call.top) > MOST_UNITS:
-        most = MOST_UNITS // units(1, call.top)
-        raise out_of_range("completions", f"{total} tokens; at most {most} at once with top {call.top}")
-    return groups
-
-
-def continuing(ids: list[int], value: str | tuple[int, ...], tokenizer: TextTokenizer) -> list[int]:
-    """Ids of a text that stands behind others: without what the tokenizer puts before every text."""
-    return ids[tokenizer.num_prefix :] if isinstance(value, str) and len(ids) > tokenizer.num_prefix else ids
-
-
-def shortened(
-    name: str,
-    value: str | tuple[int, ...],
-    truncate: int | None,
-    room: int,
-    tokenizer: TextTokenizer,
-    vocab_size: int,
-    most: int,
-    parse_special: bool,
-) -> list[int]:
-    """Token ids as `encode_tokens` returns them: the first `truncate`, or where that is -1 the first `room` of them."""
-    ids = encode_tokens(name, value, tokenizer, vocab_size, most if truncate is None else None, parse_special)
-    if truncate is None:
-        return ids
-    return ids[: max(room, 1)] if truncate == WHOLE_CONTEXT else ids[:truncate]
-
-
-async def embedded_ids(call: EmbedCall, tokenizer: TextTokenizer, vocab_size: int, most: int) -> list[list[int]]:
-    """Token ids of what is embedded, texts as the tokenizer itself begins and ends them.
-
-    Raises:
-        TurnoutError: as `encode_tokens`; OUT_OF_RANGE: an input is longer than `most` tokens.
-    """
-
-    def encoded(tokenizer: TextTokenizer) -> list[list[int]]:
-        found = []
-        for place, each in enumerate(call.input):
-            name = f"input.{place}" if len(call.input) > 1 else "input"
-            end = tokenizer.suffix if isinstance(each, str) else []
-            cut = None if call.truncate in (None, WHOLE_CONTEXT) else max(call.truncate - len(end), 1)
-            cut = call.truncate if cut is None else cut
-            ids = shortened(name, each, cut, most - len(end), tokenizer, vocab_size, most, call.parse_special) + end
-            if len(ids) > most:
-                raise out_of_range(name, f"{len(ids)} tokens; at most {most}: see truncate_prompt_tokens")
-            found.append(ids)
-        return found
-
-    return await tokenizer.either(sum(len(each) for each in call.input if isinstance(each, str)), encoded)

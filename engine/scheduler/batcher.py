@@ -14,6 +14,7 @@ from engine.executor import Forwards, Outcome
 from engine.runner import Runner
 from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_step
 from engine.scheduler.limits import DeviceState, Limits, Load, load_of
+from engine.scheduler.metering import meter
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import QueuedOperation
@@ -227,7 +228,7 @@ class Batcher:
             if isinstance(outcome, Exception):
                 self._queue.fail(work, outcome)
                 continue
-            work.meter(feed, self.name, self.num_parameters, plan.num_layers)
+            meter(work, feed, self.name, self.num_parameters, plan.num_layers)
             work.keep_traces(feed, outcome)
             work.keep_mean(feed, outcome)
             work.enter(feed, plan.keeps_trees)

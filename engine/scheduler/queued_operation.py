@@ -51,6 +51,7 @@ class QueuedOperation:
         order: place in the order of submission; in a decode loop, of its last token.
         overtaken: operations submitted after it that started before it.
         span: what it is part of, of a traced request.
+        repeated: of a decode loop, the feed of all steps that `repeats` stands for: only its token changes.
     """
 
     table: BlockTable
@@ -74,7 +75,7 @@ class QueuedOperation:
     order: int = 0
     overtaken: int = 0
     span: Span | None = field(default_factory=current)
-    _next: Feed | None = None  # of a decode loop: all its steps have one, with another token
+    repeated: Feed | None = None
 
     @property
     def tenant(self) -> str:
@@ -162,11 +163,11 @@ class QueuedOperation:
     def next_token(self) -> Feed:
         """The sequence's last token, and what to read after it: the feed of an operation that `repeats`."""
         seq = self.table.seq
-        if self._next is None:
+        if self.repeated is None:
             assert self.want is not None
-            self._next = Feed(self.table, [], reads=[(0, RowContext(seq), self.want)])
-        self._next.tokens = seq.tokens[-1:]
-        return self._next
+            self.repeated = Feed(self.table, [], reads=[(0, RowContext(seq), self.want)])
+        self.repeated.tokens = seq.tokens[-1:]
+        return self.repeated
 
     def feed(self, count: int) -> Feed:
         """The next `count` of the remaining tokens, with the rows that are run apart, and what to read of them.
@@ -256,26 +257,3 @@ class QueuedOperation:
         self.num_pooled = len(self.table) + feed.pooled.stop
         if rows:
             rows[0].mean = (self.pooled_sum / self.num_pooled).float()
-
-    def meter(self, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
-        """Put every fed token into one of the meter's classes; the cache is still as before the forward."""
-        seq, table = self.table.seq, self.table
-        meter = seq.meter.of(name, num_parameters)
-        meter.forwards += 1
-        if feed is self._next:
-            meter.decode_tokens += 1
-            return
-        start, fed = len(table), len(feed.tokens)
-        prompt = max(min(seq.num_prompt_tokens - start, fed), 0)
-        real = max(min(len(seq) - start, fed), 0)
-        decode = 1 if not self.background and real > prompt and start + fed >= len(seq) else 0
-        meter.prompt_tokens += prompt
-        meter.decode_tokens += decode
-        meter.catchup_tokens += real - prompt - decode
-        meter.draft_tokens += fed - real
-        if feed.depth is not WHOLE and feed.depth != WHOLE:
-            meter.spared_tokens += fed * (1 - feed.depth.runs(num_layers) / num_layers)
-        if feed.partial is not None:
-            meter.spared_tokens += feed.partial.spared
-        meter.cached_tokens = table.cached_on_arrival
-        meter.fetched_tokens = table.origin.on_arrival

@@ -9,7 +9,8 @@ from typing import Any
 
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
-from pool.validation import PreparedRequest, RequestValidator, ResolvedMethod, overridden, with_suffix
+from pool.prompt_ids import with_suffix
+from pool.validation import PreparedRequest, RequestValidator, ResolvedMethod, overridden
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid

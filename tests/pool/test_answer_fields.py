@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pool.local_pool import LocalPool
+from pool.prompt_ids import bad_word_ids
 from pool.request_defaults import RequestDefaults
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
-from pool.validation import bad_word_ids
 from tests.engine.harness import answer, call_of
 from tests.tokenizer_kinds import save_kind
 from training.random_models import byte_tokenizer

@@ -15,8 +15,8 @@ import torch
 from decoding.model import ModelPool, Request, StopCondition
 from decoding.noise import derive_seed
 from pool.local_pool import LocalPool
+from pool.prompt_ids import scored_ids
 from pool.text import LONG, TextTokenizer
-from pool.validation import scored_ids
 from tests.engine.harness import answer, ask, ask_all, call_of, pair_config, random_prompts, reference
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.calls import ChatMessage, ScoreCall, Usage
