@@ -11,13 +11,14 @@ from transformers import AutoConfig
 
 from decoding.model import ReadSpec
 from decoding.sequence import Sequence
+from engine import loading
 from engine.attention.layout import lay_out
 from engine.attention.sdpa import SdpaStep
 from engine.attention.step import Scores
 from engine.backends.base import Kernels
 from engine.backends.llama_fused import LeanLayer
 from engine.backends.native.stack import NativeLayer
-from engine.forward_check import EXPERT_CHUNKS, difference, typical_difference
+from engine.forward_check import CHECK_TOLERANCE, EXPERT_CHUNKS, difference, typical_difference
 from engine.loaded_model import check_supported
 from engine.loading import prepare
 from tests.engine.architectures import CONFIGS, TOLERANCE, assert_equals_plain_forward, config_of, kernels_of
@@ -152,6 +153,24 @@ def test_the_load_check_catches_a_planted_fault(
     with pytest.raises(TurnoutError, match="llama: our forward differs from the plain one") as caught:
         prepare(random_model(config_of("llama"), seed=3, spread=0.2).to(dtype), kernels)
     assert caught.value.code is Code.INTERNAL
+
+
+def test_what_the_plain_forward_rounds_more_than_ours_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHECK_TOLERANCE, torch.bfloat16, 1e-4)
+    exact = random_model(config_of("llama"), seed=3, spread=0.2).eval()
+
+    def rounded() -> Any:
+        return random_model(config_of("llama"), seed=3, spread=0.2).to(torch.bfloat16)
+
+    with pytest.raises(TurnoutError, match="differs from the plain one"):
+        prepare(rounded())
+    with pytest.raises(TurnoutError, match="differs from the plain one"):
+        prepare(rounded(), exact=lambda: None)  # it does not fit into memory
+    prepare(rounded(), exact=lambda: exact)
+    ours = loading.our_logits
+    monkeypatch.setattr(loading, "our_logits", lambda *args: ours(*args).roll(1, 0))
+    with pytest.raises(TurnoutError, match="differs from the plain one"):
+        prepare(rounded(), exact=lambda: exact)
 
 
 def test_a_difference_does_not_grow_with_the_vocabulary_and_no_wrong_row_or_logit_is_averaged_away() -> None:

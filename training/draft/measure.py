@@ -66,7 +66,7 @@ class DraftEngine:
         self._target = target
         served = type(student)(copy.deepcopy(student.config))  # the engine changes both
         served.load_state_dict(student.state_dict())
-        checkpoint = prepare(served.to(target.model.dtype), engine.kernels)
+        checkpoint = prepare(served.to(target.model.dtype), engine.kernels, exact=lambda: student)
         checkpoint.draft_vocabulary = SubVocabulary(kept)
         settings = ModelConfig(path="draft", kv_memory_bytes=DRAFT_CACHE_BYTES)
         self.model = EngineModel("draft", checkpoint, settings, engine, target.model.batcher.device)
