@@ -103,18 +103,22 @@ def thinking_of_call(
         tokenizer: the pool's.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: a budget where thinking is not found.
+        TurnoutError: INVALID_ARGUMENT: a budget in a raw prompt.
     """
     budget = call.sampling.thinking_token_budget
+    if call.messages is None and budget is not None:
+        raise invalid("thinking_token_budget", "needs a conversation: in a raw prompt thinking is text like any other")
     if thinking is None or call.messages is None:
-        if budget is not None:
-            why = "needs a conversation: in a raw prompt thinking is text like any other"
-            if thinking is None:
-                why = "this model has no known markers of thinking; the pool's configuration can name them (reasoning)"
-            raise invalid("thinking_token_budget", why)
         return None
     start = _start(thinking, call, prompt, tokenizer)
     return replace(thinking, start=start, budget=budget, apart=call.reasoning != "raw")
+
+
+def budget_notes(call: GenerateCall, thinking: Thinking | None) -> list[str]:
+    """Return the note of a call whose budget does nothing: agents send one to models that are not known to think."""
+    if call.sampling.thinking_token_budget is None or thinking is not None:
+        return []
+    return ["thinking_token_budget: no markers of thinking are known; the pool's `reasoning` can name them"]
 
 
 def _start(thinking: Thinking, call: GenerateCall, prompt: Sequence[int], tokenizer: TextTokenizer) -> Start:

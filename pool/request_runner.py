@@ -20,6 +20,7 @@ from engine.tracing import spanned
 from pool.answers import Answer, new_sequence, resume
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share, unconfigured
+from pool.reasoning import budget_notes
 from pool.resume import deliveries
 from pool.routing import Routing
 from pool.stop_strings import StopStrings
@@ -146,7 +147,7 @@ class RequestRunner:
         self._started = time.perf_counter()
         self._first_token_s = 0.0
         self._regained = False
-        self._notes: list[str] = []
+        self._notes = budget_notes(prepared.call, prepared.thinking)
         self._extra: dict[str, Any] = {}
         self._running = running if running is not None else set()
         self._answered = answered

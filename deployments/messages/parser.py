@@ -27,7 +27,7 @@ from deployments.messages.bodies import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from deployments.schemas import SAMPLING_FIELDS, ChatBody, Job, chat_job
+from deployments.schemas import Job, chat_job
 from turnout.calls import GenerateCall
 from turnout.errors import TurnoutError, invalid
 from turnout.registry import validated
@@ -38,7 +38,6 @@ BLOCKS: Mapping[str, tuple[type[Lenient], ...]] = {
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "tool_result": (TextBlock,),
 }
-CHAT_FIELDS = SAMPLING_FIELDS | ChatBody.model_fields.keys()
 BETWEEN_BLOCKS = "\n"  # of what a user or a system prompt says in several; an answer's blocks are parts of one text
 THINKING_EFFORT = "medium"  # of who asks for thinking, and not for how much
 LATER_SYSTEM = ("<system>\n", "\n</system>")  # around what the system says after the first answer, in a user's turn
@@ -266,7 +265,8 @@ def _add_tools(chat: _Chat, tools: list[ToolOffer], choice: MessageToolChoice | 
     chat.values["tool_choice"] = forms.get(choice.type, named)
     chat.names["tool_choice.function.name"] = "tool_choice.name"
     if choice.disable_parallel_tool_use:
-        _ask(chat, "parallel_tool_calls", False, "tool_choice.disable_parallel_tool_use")
+        chat.values["parallel_tool_calls"] = False
+        chat.names["parallel_tool_calls"] = "tool_choice.disable_parallel_tool_use"
 
 
 def _add_form(chat: _Chat, body: CountBody) -> None:
@@ -292,14 +292,8 @@ def _add_thinking(chat: _Chat, thinking: ThinkingConfig | None, effort: str) -> 
         elif not effort:
             effort, where = THINKING_EFFORT, "thinking.type"
         if thinking.budget_tokens is not None:
-            _ask(chat, "thinking_token_budget", thinking.budget_tokens, "thinking.budget_tokens")
+            chat.values["thinking_token_budget"] = thinking.budget_tokens
+            chat.names["thinking_token_budget"] = "thinking.budget_tokens"
     if effort:
         chat.values["reasoning_effort"] = effort
         chat.names["reasoning_effort"] = where
-
-
-def _ask(chat: _Chat, name: str, value: Any, origin: str) -> None:
-    """Set a field of the chat body that only some versions of it have."""
-    if name in CHAT_FIELDS:
-        chat.values[name] = value
-        chat.names[name] = origin

@@ -172,12 +172,16 @@ async def test_thinking_that_the_prompt_closes_or_nobody_wants(thinker: LocalPoo
     assert "</think>" in raw.text
 
 
-async def test_a_budget_needs_known_markers(thinker: LocalPool) -> None:
+async def test_a_budget_without_known_markers_does_nothing_and_says_so(thinker: LocalPool) -> None:
     with pytest.raises(TurnoutError, match="needs a conversation"):
         await events_of(thinker, replace(asked(thinking_token_budget=3), messages=None, prompt="a"))
+    _, usage = await whole(thinker, asked(thinking_token_budget=3))
+    assert not any("thinking" in note for note in usage.notes)
     thinker.thinking = None
-    with pytest.raises(TurnoutError, match="no known markers"):
-        await events_of(thinker, asked(thinking_token_budget=3))
+    free, _ = await whole(thinker, asked())
+    asked_for, usage = await whole(thinker, asked(thinking_token_budget=3))
+    assert asked_for.text == free.text
+    assert any("no markers of thinking are known" in note for note in usage.notes)
 
 
 @pytest.mark.parametrize("special", [False, True])
