@@ -18,19 +18,19 @@ from turnout.registry import explain, validated
 # Sent by OpenAI's clients and agents; they change nothing here.
 IGNORED = frozenset(
     {"client_metadata", "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-    | {"safety_identifier", "service_tier", "stream_options"}
+    | {"moderation", "safety_identifier", "service_tier", "stream_options"}
 )
 # Of the chat body, what stands in a response's body under another name or in another form, or has no place in it.
 OTHERWISE = frozenset(
     {"messages", "max_tokens", "logprobs", "n", "response_format", "reasoning_effort", "stream_options", "verbosity"}
     | {"add_generation_prompt", "continue_final_message", "functions", "function_call"}
+    | {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
 )
 UNSUPPORTED = {
     "background": "is not supported: must be false; ask for a stream, or wait for the answer",
     "conversation": "is not supported; use previous_response_id",
     "prompt": "is not supported: no prompts are kept here; give instructions and input",
     "context_management": "is not supported: nothing is left out of a conversation",
-    "moderation": "is not supported",
 }
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (

@@ -320,6 +320,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     "n": ({"n": 2}, "n"),
     "max_tokens": ({"max_tokens": 2}, "max_tokens"),
+    "what its answer has no place for": ({"return_token_ids": True}, "return_token_ids"),
     "include": ({"include": ["everything"]}, "include.0"),
     "metadata": ({"metadata": {"a": "b" * 513}}, "metadata.a"),
     "a method": ({"decoding": {"method": "plain", "parms": {}}}, "decoding.parms"),
