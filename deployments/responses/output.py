@@ -44,7 +44,6 @@ class Output:
         self._unsaid: list[TokenOut] = []  # tokens of no text yet
         self._calls = 0  # begun
         self._finish: FinishReason | None = None
-        self._num_whole = 0  # calls that are whole
 
     def add(self, chunk: Chunk) -> list[Event]:
         """Go on with an answer; what is new."""
@@ -62,7 +61,7 @@ class Output:
         for part in parts:
             events += self._call(part)
         if chunk.finish_reason is not None:
-            self._finish, self._num_whole = chunk.finish_reason, len(chunk.tool_calls)
+            self._finish = chunk.finish_reason
         return events
 
     def end(self) -> list[Event]:
@@ -70,8 +69,7 @@ class Output:
         events: list[Event] = []
         if not self.items and self._finish is FinishReason.STOP:
             events += self._begin_message()  # an answer of no text is an answer
-        calls = self._open == "function_call" and self._calls == self._num_whole
-        self.ending = "completed" if calls or self._finish is FinishReason.STOP else "incomplete"
+        self.ending = "completed" if self._finish is FinishReason.STOP else "incomplete"
         return events + self._close(self.ending)
 
     def _go_on(self, kind: Literal["reasoning", "message"], text: str, skipped: int = 0) -> list[Event]:

@@ -71,7 +71,7 @@ def test_the_agents_sdk_calls_a_tool_and_ends_in_its_output_type(site: Site) -> 
             model=model,
             tools=[press],
             tool_use_behavior="stop_on_first_tool",
-            model_settings=agents.ModelSettings(tool_choice="required", max_tokens=200, temperature=0),
+            model_settings=agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200),
         )
         if not streamed:
             return (await agents.Runner.run(agent, "Press one.")).final_output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.deployments.responses.kit import (
     says,
     serving,
 )
-from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut
+from turnout.calls import READ, ChatMessage, Chunk, GenerateCall, TokenOut
 from turnout.errors import Code, TurnoutError, out_of_range
 from turnout.responses_config import ResponsesConfig
 from turnout.tools import ToolCall, ToolCallPart
@@ -37,6 +38,7 @@ THINKS_AND_CALLS = [
     Chunk(0, "", (), call_parts=(ToolCallPart(0, arguments='{"city": '), ToolCallPart(0, arguments='"Bern"}'))),
     Chunk(0, "", (), FinishReason.STOP, CALLS, (ToolCallPart(1, "call_2", "time", "{}"),)),
 ]
+THINKS_AND_CALLS = [replace(each, tool_format=READ) for each in THINKS_AND_CALLS]  # by the pool
 
 
 async def test_a_text_is_answered_with_a_whole_response() -> None:
