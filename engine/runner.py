@@ -146,7 +146,8 @@ class Runner:
     ) -> list[list[Readout]]:
         """Hand out what came out of the layers: rows starts[i] to starts[i + 1] are feed i's, `picked` are read."""
         keeps_states = feeds[0].keeps_states  # one depth: all or none
-        for place, feed in enumerate(feeds) if keeps_states or taps else ():
+        kept = keeps_states or taps or any(feed.pooled is not None for feed in feeds)
+        for place, feed in enumerate(feeds) if kept else ():
             if keeps_states:
                 feed.states = hidden[starts[place] : starts[place + 1]].clone()
             for layer in feed.traced & taps.keys():

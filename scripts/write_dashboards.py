@@ -154,10 +154,37 @@ POOLS = (
     Panel("Shadows", "short", (("turnout_shadows", "{{pool}}"),)),
 )  # fmt: skip
 
+ENDPOINTS = (
+    Panel("Requests of endpoints", "reqps", ((rate("endpoint_requests", "model, outcome"), "{{model}} {{outcome}}"),)),
+    Panel(
+        "Time of a request", "s",
+        ((f"{rate('endpoint_seconds', 'model')} / {rate('endpoint_requests', 'model')}", "{{model}}"),),
+    ),
+    Panel(
+        "First event, of requests that answered", "s",
+        ((f"{rate('endpoint_first_event_seconds', 'model')} / sum by (model) "
+          '(rate(turnout_endpoint_requests_total{outcome="ok"}[$__rate_interval]))', "{{model}}"),),
+    ),
+    Panel(
+        "Retries, and endpoints left alone", "cps",
+        ((rate("endpoint_retries", "model"), "{{model}} retries"),
+         (rate("endpoint_breaker_opened", "model"), "{{model}} left alone")),
+    ),
+    Panel("Breaker", "short", (("sum by (model, state) (turnout_endpoint_breaker)", "{{model}} {{state}}"),)),
+    Panel(
+        "Requests at an endpoint, and waiting", "short",
+        (("sum by (model) (turnout_endpoint_running)", "{{model}} running"),
+         ("sum by (model) (turnout_endpoint_waiting)", "{{model}} waiting")),
+    ),
+    Panel("US dollars by model", "currencyUSD", ((rate("model_usd", "model"), "{{model}}"),), "A second."),
+    Panel("Cost: US dollars", "percentunit", ((cost("usd"), "{{model}}"),), RELATIVE),
+)  # fmt: skip
+
 DASHBOARDS = {
     "service.json": ("Turnout: service", "turnout-service", SERVICE),
     "decoding.json": ("Turnout: decoding", "turnout-decoding", DECODING),
     "pools.json": ("Turnout: pools", "turnout-pools", POOLS),
+    "endpoints.json": ("Turnout: endpoints", "turnout-endpoints", ENDPOINTS),
 }
 
 

@@ -12,6 +12,11 @@ from turnout.types import SamplingParams
 
 FORMAT = 2  # of what a record holds: 2 counts dropped tokens of the large model in `by_large`
 LIKELIHOOD = "likelihood"
+# Of sampling, since the format is this one.
+ADDED_SAMPLING = (
+    *("allowed_token_ids", "bad_word_ids", "bad_words", "include_stop_str_in_output", "min_tokens"),
+    *("skip_special_tokens", "thinking_token_budget", "truncate_prompt_tokens"),
+)
 # Figures of `Utilisation` that add up.
 SUMS = ("sampled_s", "samples", "memory_byte_s", "cpu_s", "machine_cpu_s")
 
@@ -71,7 +76,7 @@ class Cell:
             "dataset": self.dataset.model_dump(mode="json"),
             "load": self.load.model_dump(mode="json"),
             "seed": self.seed,
-            "sampling": self.sampling.model_dump(mode="json"),
+            "sampling": _plain(self.sampling),
             "chunk": self.chunk,
             "depends": self.depends,
             "policy": self.policy,
@@ -95,6 +100,12 @@ class Cell:
         values["dataset"] = self.dataset.chat
         text = json.dumps({"format": FORMAT, **values}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _plain(sampling: SamplingParams) -> dict[str, Any]:
+    """Plain data, in which what a cell of the format may lack stands only where it is not the default."""
+    unset = {name for name in ADDED_SAMPLING if getattr(sampling, name) == SamplingParams.model_fields[name].default}
+    return sampling.model_dump(mode="json", exclude=unset)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from tests.deployments.in_process import make_service
 from turnout.client_messages import generate_request
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
+from turnout.tool_formats.grammar import CallRules
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 TEXT: dict[str, Any] = {"prompt": "xyz", "max_tokens": 3}
@@ -128,10 +129,11 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str
         assert answer.json()["error"]["param"].startswith(field)
 
 
-async def test_tools_and_a_structure_by_another_name_conflict() -> None:
+async def test_an_answer_without_a_call_fits_a_structure_by_another_name() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    with pytest.raises(TurnoutError, match="tools: conflict"):
-        chat_job({**CHAT, "tools": [tool], "tool_choice": "required", "guided_regex": "a"})
+    [call] = chat_job({**CHAT, "tools": [tool], "guided_regex": "a"}).calls
+    assert call.sampling.structure is not None
+    assert CallRules.of(call.sampling.structure).answer == Structure(kind="regex", value="a")
 
 
 async def test_prompt_logprobs_and_token_ids(http: httpx.AsyncClient) -> None:

@@ -44,6 +44,7 @@ async def test_a_choice_has_its_tokens(http: httpx.AsyncClient) -> None:
     assert choice["turnout"]["tokens"][1] == {
         "id": ord("b"), "text": "b", "bytes": None, "source": "large", "kind": "accepted", "entropy_bits": 1.25,
         "logprob": -0.5, "top": [{"text": "b", "logprob": -0.5}], "rejected": [],
+        "thinking": False,
     }  # fmt: skip
     assert choice["text"] == "abcd"
     assert choice["logprobs"]["tokens"] == list("abcd")
@@ -101,4 +102,5 @@ def test_a_token_as_json_holds_all_of_it() -> None:
         "id": 7, "text": "x", "bytes": None, "source": "large", "kind": "recovered", "entropy_bits": 1.25,
         "logprob": -0.5, "top": [{"text": "x", "logprob": -0.5}, {"text": "y", "logprob": -2.0}],
         "rejected": ["a", "<b>"],
+        "thinking": False,
     }  # fmt: skip

@@ -23,6 +23,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("speculative", {"drafter": "input_copy", "length": "fixed", "draft_length": 4}, True),
     ("speculative", {"drafter": ["model_chain", "none"], "length": "fixed", "select": "ucb"}, True),
     ("speculative", {"drafter": "input_copy", "length": "svip", "fallback": "plain"}, True),
+    ("random", {"share": 0.5}, True),
     ("pearl", {}, True),
     ("pearl", {"verifier": "rejection", "draft_length": 3}, True),
     ("speculative", {"verifier": "rejection"}, False),

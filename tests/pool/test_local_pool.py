@@ -125,7 +125,7 @@ async def test_a_long_prompt_is_encoded_while_others_are_answered(
     await asyncio.to_thread(begun.wait, 30)
     assert len((await ask(pool, "hi", max_tokens=4, ignore_eos=True)).ids) == 4
     go.set()
-    ids, (prompt, completions) = await plain, await scored
+    ids, [(prompt, completions)] = await plain, await scored
     assert ids == (await admitted).prompt == prompt == encode(pool.tokenizer, LONG_TEXT)
     assert completions == [tuple(encode(pool.tokenizer, "b"))]
     assert len(used) == 3
@@ -254,7 +254,7 @@ async def test_more_scores_than_one_answer_can_carry_are_refused_before_they_are
     with pytest.raises(TurnoutError, match=f"completions: {256 * (most + 1)} tokens; at most 47662 at once") as refused:
         await pool.score(call(most + 1))
     assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "completions")
-    prompt, completions = await scored_ids(call(most), pool.tokenizer, 256, 512)
+    [(prompt, completions)] = await scored_ids(call(most), pool.tokenizer, 256, 512)
     assert (len(prompt), len(completions)) == (1, most)
 
 

@@ -62,7 +62,8 @@ def test_the_demo_configuration_serves_its_pair() -> None:
         (
             {"model": {}},
             "model",
-            r"unknown; allowed here: access, batches, console, engine, kvstore, models, pools, ray, server, telemetry$",
+            r"unknown; allowed here: access, batches, console, engine, kvstore, models, pools, ray, responses, server,"
+            r" telemetry$",
         ),
         (
             {"models": {"a": {"path": "x", "dtyp": "float32"}}},
