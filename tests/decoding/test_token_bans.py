@@ -24,7 +24,7 @@ def row(path: tuple[int, ...] = (), written: tuple[int, ...] = (), **sampling: A
 
 
 def left(*rows: RowContext) -> list[set[int]]:
-    """The tokens that may follow, by row; checked against what draft tokens are told."""
+    """The tokens that may follow, by row."""
     raw = torch.arange(VOCAB, dtype=torch.float32).expand(len(rows), VOCAB)
     made = penalise(raw, rows)
     assert raw[0].tolist() == list(range(VOCAB))

@@ -1,4 +1,4 @@
-"""A backend that says what it is told to, chunk by chunk, and keeps the calls that it got."""
+"""A backend with scripted answers, chunk by chunk, that keeps the calls it got."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ PROMPT_TOKENS, CACHED_TOKENS, WRITTEN_TOKENS = 7, 3, 5
 
 
 class ScriptedBackend:
-    """Backend with a script, which is the same for every call; an error in it is raised."""
+    """Backend with a script, which is the same for every call; an error in it is raised.
 
-    def __init__(self, script: Sequence[Chunk | TurnoutError]) -> None:
-        self.script = script
+    Attributes:
+        calls: what was asked.
+    """
+
+    def __init__(self, script: Sequence[Chunk | TurnoutError], used: Usage | None = None) -> None:
+        self.script, self._used = script, used
         self.calls: list[GenerateCall] = []
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
@@ -35,6 +39,8 @@ class ScriptedBackend:
         yield (self.usage(call),)
 
     def usage(self, call: GenerateCall) -> Usage:
+        if self._used is not None:
+            return self._used
         counts = {"prompt_tokens": PROMPT_TOKENS, "cached_tokens": CACHED_TOKENS, "completion_tokens": WRITTEN_TOKENS}
         return replace(usage_of(call, 0.5), **counts)
 

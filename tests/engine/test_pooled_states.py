@@ -1,4 +1,4 @@
-"""Mean and last hidden states of whole sequences, beside `last_hidden_state` of plain Hugging Face models."""
+"""Mean and last hidden states of whole sequences, compared with `last_hidden_state` of plain Hugging Face models."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_what_the_cache_holds_does_not_change_the_mean() -> None:
     states, seq = states_of(plain, prompt), sequence(prompt)
     await model.decode(seq, StopCondition(max_tokens=1))
     assert model.pool.num_held > 0
-    assert_pooled(await pooled(model, prompt), states)  # beside a sequence that shares its blocks
+    assert_pooled(await pooled(model, prompt), states)  # while a sequence shares its blocks
     model.release(seq)
     again = sequence(prompt)
     [row] = await model.extend(again, want=LAST)

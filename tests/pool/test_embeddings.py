@@ -1,4 +1,4 @@
-"""Embeddings and scores of pairs by a pool, beside plain Hugging Face models."""
+"""Embeddings and scores of pairs by a pool, compared with plain Hugging Face models."""
 
 from __future__ import annotations
 

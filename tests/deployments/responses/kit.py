@@ -1,4 +1,4 @@
-"""A pool that says what it is told to, and applications over it that keep responses."""
+"""A pool with scripted answers, and applications over it that keep responses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,13 @@ import httpx
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from deployments.backend import Batch, merge
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.service import GenerationService
 from kvstore.keys import write_root_key
 from tests.deployments.in_process import make_config
-from turnout.calls import (
-    Chunk,
-    GenerateCall,
-    MethodDescription,
-    ModelDescription,
-    PoolStats,
-    ScoreCall,
-    ScoredTokens,
-    Usage,
-)
+from tests.deployments.scripted_answers import ScriptedBackend
+from turnout.calls import Chunk, Usage
 from turnout.config import TurnoutConfig
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import TurnoutError
@@ -45,49 +36,9 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL = {"type": "function", "name": "weather", "description": "Tells.", "parameters": {"type": "object"}}
 
 
-class ScriptedBackend:
-    """One answer for every call: chunks, and then an error or the usage.
-
-    Attributes:
-        calls: what was asked.
-    """
-
-    def __init__(self, chunks: Sequence[Chunk], error: TurnoutError | None = None) -> None:
-        self.chunks = chunks
-        self.error = error
-        self.calls: list[GenerateCall] = []
-
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
-        self.calls.append(call)
-        for chunk in self.chunks:
-            yield (chunk,)
-        if self.error is not None:
-            raise self.error
-        yield (USAGE,)
-
-    async def complete(self, call: GenerateCall) -> Batch:
-        self.calls.append(call)
-        if self.error is not None:
-            raise self.error
-        return merge([*self.chunks, USAGE])
-
-    async def score(self, call: ScoreCall) -> list[ScoredTokens]:
-        raise NotImplementedError
-
-    async def models(self) -> list[ModelDescription]:
-        return [ModelDescription("demo", "scripted", 1, 256, 4096, {}, "plain")]
-
-    async def methods(self) -> list[MethodDescription]:
-        return []
-
-    async def stats(self) -> list[PoolStats]:
-        return []
-
-    async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
-        return (), ""
-
-    async def forget(self, tenant: str) -> None:
-        pass
+def scripted(chunks: Sequence[Chunk], error: TurnoutError | None = None) -> ScriptedBackend:
+    """One answer for every call: chunks, and then an error or the usage."""
+    return ScriptedBackend([*chunks, *([] if error is None else [error])], USAGE)
 
 
 def kept_in(folder: Path, **settings: Any) -> TurnoutConfig:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from openai.types.responses import ResponseItemList
 
 from deployments.access.keys import make_key
@@ -18,7 +18,7 @@ from kvstore.keys import Keyring
 from kvstore.redis.embedded import EmbeddedServer
 from kvstore.redis.nodes import parse_url
 from kvstore.redis.redis_store import RedisStore
-from tests.deployments.responses.kit import PATH, ScriptedBackend, answer, events, kept_in, refusal, says, serving
+from tests.deployments.responses.kit import PATH, answer, events, kept_in, refusal, says, scripted, serving
 from turnout.access_config import AccessConfig
 from turnout.calls import ChatMessage
 from turnout.errors import Code, TurnoutError
@@ -31,7 +31,7 @@ Opened = Callable[..., Place]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path_factory.mktemp("redis"), 64 << 20) as running:
+    with EmbeddedServer(tmp_path_factory.mktemp("redis"), 64 << 20, admin=True) as running:
         yield running
 
 
@@ -128,13 +128,28 @@ def test_the_longest_unused_go_where_a_tenant_keeps_too_much(opened: Opened) -> 
     assert place.get("other", _id(0)) == b"x"
 
 
-def test_what_is_not_used_any_more_is_forgotten(opened: Opened) -> None:
-    place = opened(retention_s=0.2)
+def test_a_file_that_is_not_used_any_more_is_forgotten(tmp_path: Path) -> None:
+    now = [1000.0]
+    place = FolderPlace(str(tmp_path), ResponsesConfig(retention_s=10), lambda: now[0])
     place.put("old", _id(1), b"x")
-    until = time.monotonic() + 30
-    while place.get("old", _id(1)) is not None and time.monotonic() < until:
-        time.sleep(0.4)
+    for _ in range(3):  # each use begins the time anew
+        now[0] += 9
+        assert place.get("old", _id(1)) == b"x"
+    now[0] += 11
     assert place.get("old", _id(1)) is None
+
+
+def test_redis_is_asked_to_forget_what_is_not_used_any_more(server: EmbeddedServer) -> None:
+    place = RedisPlace(RedisStore(parse_url(server.url)), Keyring(ROOT), ResponsesConfig(retention_s=1000))
+    place.put("old", _id(1), b"x")
+    assert server.admin_url is not None
+    with redis.Redis.from_url(server.admin_url) as client:
+        key = place._key("old", _id(1))
+        assert 0 < client.pttl(key) <= 1_000_000
+        client.pexpire(key, 500_000)
+        assert place.get("old", _id(1)) == b"x"
+        assert 500_000 < client.pttl(key) <= 1_000_000
+    place.close()
 
 
 def test_a_sweep_removes_files_of_tenants_that_do_not_come_back(tmp_path: Path) -> None:
@@ -151,7 +166,7 @@ def test_a_sweep_removes_files_of_tenants_that_do_not_come_back(tmp_path: Path) 
 
 
 async def test_a_conversation_goes_on_from_a_response_in_another_process(tmp_path: Path) -> None:
-    first, second = ScriptedBackend(says("Hello")), ScriptedBackend(says("Bern"))
+    first, second = scripted(says("Hello")), scripted(says("Bern"))
     async with serving(first, kept_in(tmp_path)) as one, serving(second, kept_in(tmp_path)) as two:
         begun = await answer(one, input="hi", instructions="Be brief.", metadata={"k": "v"})
         last = (await events(two, input="Where?", previous_response_id=begun["id"]))[-1]["response"]
@@ -173,7 +188,7 @@ async def test_a_conversation_goes_on_from_a_response_in_another_process(tmp_pat
 
 
 async def test_items_of_a_request_are_listed_in_pages_and_can_be_referred_to(tmp_path: Path) -> None:
-    backend = ScriptedBackend(says("Hello"))
+    backend = scripted(says("Hello"))
     asked = [{"role": "user", "content": str(number)} for number in range(3)]
     async with serving(backend, kept_in(tmp_path)) as client:
         got = await answer(client, input=asked)
@@ -203,7 +218,7 @@ async def test_a_response_of_another_tenant_is_not_there(tmp_path: Path) -> None
     write_tenants(tmp_path / "tenants.yaml", Tenants(tenants=tenants))
     access = AccessConfig(tenants_file=str(tmp_path / "tenants.yaml"))
     config = kept_in(tmp_path).model_copy(update={"access": access})
-    async with serving(ScriptedBackend(says("Hello")), config) as client:
+    async with serving(scripted(says("Hello")), config) as client:
         client.headers["authorization"] = f"Bearer {keys['acme']}"
         got = await answer(client)
         at = f"{PATH}/{got['id']}"
@@ -218,7 +233,7 @@ async def test_a_response_of_another_tenant_is_not_there(tmp_path: Path) -> None
 
 
 async def test_an_answer_is_not_lost_with_its_place(tmp_path: Path) -> None:
-    async with serving(ScriptedBackend(says("Hello")), kept_in(tmp_path)) as client:
+    async with serving(scripted(says("Hello")), kept_in(tmp_path)) as client:
         begun = await answer(client)
         (tmp_path / "responses").rename(tmp_path / "away")
         (tmp_path / "responses").write_text("no folder", encoding="utf-8")
@@ -228,7 +243,7 @@ async def test_an_answer_is_not_lost_with_its_place(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_keeps_nothing_says_so() -> None:
-    async with serving(ScriptedBackend(says("Hello"))) as client:
+    async with serving(scripted(says("Hello"))) as client:
         got = await answer(client, store=True)
         assert got["store"] is False
         missing = await client.get(f"{PATH}/{got['id']}")

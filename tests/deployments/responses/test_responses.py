@@ -16,11 +16,11 @@ from tests.deployments.responses.kit import (
     EVENT,
     STOP,
     TOOL,
-    ScriptedBackend,
     answer,
     events,
     refusal,
     says,
+    scripted,
     serving,
 )
 from turnout.calls import READ, ChatMessage, Chunk, GenerateCall, TokenOut
@@ -42,7 +42,7 @@ THINKS_AND_CALLS = [replace(each, tool_format=READ) for each in THINKS_AND_CALLS
 
 
 async def test_a_text_is_answered_with_a_whole_response() -> None:
-    async with serving(ScriptedBackend(says("Hel", "lo"))) as client:
+    async with serving(scripted(says("Hel", "lo"))) as client:
         got = await answer(client, model="demo", instructions="Be brief.", metadata={"a": "b"}, user="u", temperature=0)
     assert got["id"].startswith("resp_")
     assert (got["object"], got["status"], got["model"]) == ("response", "completed", "demo")
@@ -59,7 +59,7 @@ async def test_a_text_is_answered_with_a_whole_response() -> None:
 
 
 async def test_thoughts_and_calls_are_items_of_their_own_and_streamed_equals_whole() -> None:
-    backend = ScriptedBackend(THINKS_AND_CALLS)
+    backend = scripted(THINKS_AND_CALLS)
     async with serving(backend) as client:
         sent = await events(client, tools=[TOOL])
     done = [each["item"] for each in sent if each["type"] == "response.output_item.done"]
@@ -136,7 +136,7 @@ def test_events_carry_every_character_in_order(chunks: list[Chunk]) -> None:
 
 
 async def test_an_answer_that_was_cut_says_why() -> None:
-    async with serving(ScriptedBackend([Chunk(0, "ab", (), FinishReason.LENGTH)])) as client:
+    async with serving(scripted([Chunk(0, "ab", (), FinishReason.LENGTH)])) as client:
         got = await answer(client, max_output_tokens=2)
         last = (await events(client, max_output_tokens=2))[-1]
     assert (got["status"], got["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -150,7 +150,7 @@ async def test_a_stream_that_fails_ends_with_what_was_said_and_why() -> None:
         (TurnoutError(Code.RESOURCE_EXHAUSTED, "too many"), "rate_limit_exceeded"),
         (out_of_range("messages.0.content", "too long"), "invalid_prompt"),
     ):
-        async with serving(ScriptedBackend([Chunk(0, "ab", ())], error)) as client:
+        async with serving(scripted([Chunk(0, "ab", ())], error)) as client:
             last = (await events(client))[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
         assert last["response"]["error"]["code"] == code
@@ -164,7 +164,7 @@ def _token(text: str) -> TokenOut:
 async def test_log_probabilities_are_those_of_the_message() -> None:
     thought, said = [_token("t"), _token("h")], [_token("a"), _token("b")]
     chunks = [Chunk(0, "", tuple(thought), reasoning="th"), Chunk(0, "a", (said[0],)), Chunk(0, "b", (said[1],)), STOP]
-    backend = ScriptedBackend(chunks)
+    backend = scripted(chunks)
     async with serving(backend) as client:
         whole = await answer(client, include=["message.output_text.logprobs"], top_logprobs=1)
         sent = await events(client, top_logprobs=1)
@@ -227,7 +227,7 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], list[ChatMessage]]] = {
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_items_are_messages_to_the_model(name: str) -> None:
     body, messages = CONVERSATIONS[name]
-    backend = ScriptedBackend(says("ok"))
+    backend = scripted(says("ok"))
     async with serving(backend) as client:
         await answer(client, **body)
     assert backend.calls[0].messages is not None
@@ -279,7 +279,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SAME)
 async def test_a_request_asks_for_what_the_chat_endpoint_would(name: str) -> None:
     body, chat = SAME[name]
-    backend = ScriptedBackend(says("ok"))
+    backend = scripted(says("ok"))
     async with serving(backend) as client:
         await answer(client, seed=4, **{key: value for key, value in body.items() if key != "seed"})
         turns = [{"role": "user", "content": "hi"}]
@@ -334,7 +334,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_refusal_names_the_field_as_the_caller_does(name: str) -> None:
     body, param = REFUSED[name]
-    backend = ScriptedBackend(says("ok"))
+    backend = scripted(says("ok"))
     async with serving(backend) as client:
         error = await refusal(client, **body)
     assert (error["status"], error["param"]) == (400, param), error["message"]
@@ -345,14 +345,14 @@ async def test_a_refusal_names_the_field_as_the_caller_does(name: str) -> None:
 async def test_faults_that_the_pool_finds_are_named_as_the_caller_does() -> None:
     for field, param in (("prompt", "input"), ("max_tokens", "max_output_tokens"), ("method", "decoding.method"),
                          ("structure", "text.format.schema"), ("reasoning_effort", "reasoning.effort")):  # fmt: skip
-        backend = ScriptedBackend([], out_of_range(field, "is too much"))
+        backend = scripted([], out_of_range(field, "is too much"))
         async with serving(backend) as client:
             error = await refusal(client, text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}})
         assert (error["param"], error["message"]) == (param, f"{param}: is too much")
 
 
 async def test_tools_of_types_that_the_configuration_names_are_left_out() -> None:
-    backend = ScriptedBackend(says("ok"))
+    backend = scripted(says("ok"))
     config = make_config().model_copy(update={"responses": ResponsesConfig(ignored_tools=("web_search",))})
     async with serving(backend, config) as client:
         got = await answer(client, tools=[{"type": "web_search"}, TOOL])
@@ -376,7 +376,7 @@ FIELDS = ("input", "tools", "tool_choice", "text", "reasoning", "include", "meta
 
 async def test_no_body_is_too_strange() -> None:
     """Never a 500: whatever stands where, it is answered, or refused by name."""
-    backend = ScriptedBackend(says("ok"))
+    backend = scripted(says("ok"))
     statuses = set()
     async with serving(backend) as client:
 

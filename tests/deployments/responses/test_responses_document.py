@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from deployments.openapi.document import document
-from tests.deployments.responses.kit import PATH, TOOL, ScriptedBackend, answer, events, kept_in, serving
+from tests.deployments.responses.kit import PATH, TOOL, answer, events, kept_in, scripted, serving
 from turnout.calls import Chunk
 from turnout.errors import Code, TurnoutError
 from turnout.tools import ToolCall
@@ -35,7 +35,7 @@ def _answer_schema(path: str, method: str, media: str = "application/json") -> d
 
 
 async def test_answers_fit(tmp_path: Path) -> None:
-    async with serving(ScriptedBackend(CHUNKS), kept_in(tmp_path)) as client:
+    async with serving(scripted(CHUNKS), kept_in(tmp_path)) as client:
         got = await answer(client, **BODY)
         at = f"{PATH}/{got['id']}"
         again, items = (await client.get(at)).json(), (await client.get(f"{at}/input_items")).json()
@@ -49,7 +49,7 @@ async def test_answers_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [None, TurnoutError(Code.INTERNAL, "it broke")])
 async def test_events_fit(error: TurnoutError | None) -> None:
-    async with serving(ScriptedBackend(CHUNKS, error)) as client:
+    async with serving(scripted(CHUNKS, error)) as client:
         sent = await events(client, **BODY)
     schema = _answer_schema(PATH, "post", "text/event-stream")["properties"]["data"]["contentSchema"]
     assert [fault for event in sent for fault in _faults(schema, event)] == []

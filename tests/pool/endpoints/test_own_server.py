@@ -1,4 +1,4 @@
-"""A served pool of our own as an endpoint, beside a model that is computed here: the main use."""
+"""A served pool of our own as an endpoint, next to a model that is computed here: the main use."""
 
 from __future__ import annotations
 
