@@ -6,8 +6,9 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,7 +16,7 @@ Work = Callable[[], None]
 
 
 class WorkerThread:
-    """A thread with a queue. It costs a third of an executor's hop: no lock and no second future for each piece.
+    """A thread with a queue. It costs a third of an executor's hop: no second future, no condition for each piece.
 
     It ends with `close`, or when this is forgotten.
 
@@ -25,6 +26,7 @@ class WorkerThread:
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._putting = Lock()  # nothing may be put behind the end, where it would wait for ever
         self._thread = Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, self._queue.put, None)
@@ -47,7 +49,7 @@ class WorkerThread:
                 hand_over(_succeed, result)
 
         def hand_over(how: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: the result is of no use to anyone
                 loop.call_soon_threadsafe(how, future, value)
 
         self._put(piece)
@@ -72,13 +74,15 @@ class WorkerThread:
 
     def close(self) -> None:
         """Finish what is queued, and end the thread."""
-        self._end()
+        with self._putting:
+            self._end()
         self._thread.join()
 
     def _put(self, piece: Work) -> None:
-        if not self._end.alive:
-            raise RuntimeError(f"thread {self._thread.name} was closed")
-        self._queue.put(piece)
+        with self._putting:
+            if not self._end.alive:
+                raise RuntimeError(f"thread {self._thread.name} was closed")
+            self._queue.put(piece)
 
 
 def _serve(queue: SimpleQueue[Work | None]) -> None:
