@@ -247,7 +247,7 @@ class Replicas:
             text = detokenizer_of(self._tokenizer, tokens[:num_prompt], update.sampling)
             seq.stop = text_of(answer_text(text, thinking, self._tokenizer, keeps=False), update.sampling)
         structure = update.sampling.structure if held else None
-        seq.constraint, replica.making = bound(None, thinking, self._tokenizer), None
+        seq.constraint, replica.making = bound(None, thinking, self._tokenizer, structure), None
         if structure is not None:
             # In a task of its own: messages for other sequences do not wait for it.
             replica.making = asyncio.create_task(self._made(structure, tenant, thinking))
@@ -256,7 +256,8 @@ class Replicas:
 
     async def _made(self, structure: Structure, tenant: str, thinking: Thinking | None) -> Constraint:
         """Compile what the answer must fit, after its thinking."""
-        made = bound((await self._tokenizer.structures.made(structure, tenant)).clone(), thinking, self._tokenizer)
+        inner = (await self._tokenizer.structures.made(structure, tenant)).clone()
+        made = bound(inner, thinking, self._tokenizer, structure)
         assert made is not None
         return made
 

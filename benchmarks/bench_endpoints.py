@@ -66,6 +66,8 @@ def scripted_endpoint() -> Iterator[int]:
     try:
         while process.poll() is None and _is_silent(port):
             time.sleep(0.05)
+        if process.poll() is not None:
+            raise RuntimeError(f"the scripted endpoint ended with status {process.returncode}")
         yield port
     finally:
         process.terminate()

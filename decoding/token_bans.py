@@ -38,7 +38,7 @@ def banned_ids(seq: Sequence, path: tuple[int, ...]) -> tuple[frozenset[int], fr
 
 
 def is_banned(seq: Sequence, path: tuple[int, ...], token: int) -> bool:
-    """Return whether the request bans a token after a draft path."""
+    """Return whether the request bans a token after a draft path; a ban that `ban` would skip counts all the same."""
     params = seq.sampling
     if not params.bans_tokens:
         return False

@@ -31,6 +31,16 @@ class PromptRead:
     logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
+async def check_readable(service: GenerationService, job: Job) -> None:
+    """Refuse a job whose answer is to tell of prompts that cannot be read, before anything is written for it.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: the pool has endpoints, whose tokens are not known.
+    """
+    if job.extras.read_prompts:
+        await service.tokens(job.calls[0])
+
+
 async def read_prompts(service: GenerationService, job: Job) -> list[PromptRead]:
     """Read the prompts of a job as far as its answer is to tell of them; empty where it tells nothing."""
     if not job.extras.read_prompts:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
-from uuid import uuid4
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -14,13 +13,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from deployments.access.callers import Caller, CallerOf
-from deployments.bodies import parsed
 from deployments.faults import guarded
 from deployments.openapi.answers import Answer
 from deployments.reading import MAX_INPUTS
-from deployments.request_fields import BodyPart, parse_prompts
+from deployments.request_fields import REQUEST_ID_HEADER, BodyPart, parse_prompts, request_id
 from deployments.schemas import read_json
 from deployments.service import GenerationService
+from deployments.tokens_http import read_body
 from turnout.embed_calls import EmbedCall, Embeddings, Pooling
 from turnout.message_size import check_answer_bytes
 from turnout.registry import validated
@@ -98,12 +97,11 @@ async def body_of(
     Raises:
         TurnoutError: see `GenerationService.precheck`; INVALID_ARGUMENT or NOT_FOUND: the body, or its model.
     """
-    await service.precheck(caller)
-    with service.admission.reading(caller):
-        data = await request.app.state.bodies.read(request, caller.tenant)
-    body = await parsed(data, lambda given: validated(kind, read_json(given), ""))
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    call_id = request.state.call_id = prefix + request_id(given, REQUEST_ID_HEADER)
+    body = await read_body(service, request, caller, lambda data: validated(kind, read_json(data), ""))
     model = service.model_name(body.model, caller.limits)  # type: ignore[attr-defined]  # each of them has one
-    return body, Asked(caller, prefix + uuid4().hex, model)
+    return body, Asked(caller, call_id, model)
 
 
 def usage_of(tokens: int) -> TokensRead:

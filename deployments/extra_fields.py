@@ -99,18 +99,23 @@ class StructuredOutputs(BodyPart):
 Same = "the same as decoding.structure.{}"
 
 
-class ExtraFields(BodyPart):
-    """Fields of vLLM and SGLang in the bodies of both endpoints."""
+class CallFields(BodyPart):
+    """Fields of vLLM that say how a request waits and shares caches."""
 
-    request_id: Annotated[
-        str, Field(max_length=MAX_REQUEST_ID_LENGTH, description="names the answer and its log lines; see X-Request-Id")
-    ] = ""
     priority: Annotated[
         int, Field(ge=-(2**63), lt=2**63, description="of the tenant's waiting requests, the lowest is answered first")
     ] = 0
     cache_salt: Annotated[
         str,
         Field(max_length=MAX_SALT_LENGTH, description="prefix caches are shared only with requests of the same salt"),
+    ] = ""
+
+
+class ExtraFields(CallFields):
+    """Fields of vLLM and SGLang in the bodies of both endpoints."""
+
+    request_id: Annotated[
+        str, Field(max_length=MAX_REQUEST_ID_LENGTH, description="names the answer and its log lines; see X-Request-Id")
     ] = ""
     structured_outputs: Annotated[
         StructuredOutputs | None, Field(description="the same as decoding.structure; one of its members")

@@ -166,7 +166,7 @@ class GrpcServicer:
 
 
 def _reader(call: GenerateCall) -> CallReader | None:
-    return CallReader(call.tools) if may_call(call) else None
+    return CallReader() if may_call(call) else None
 
 
 def _generate_call(data: bytes, names: dict[str, str]) -> GenerateCall:

@@ -22,7 +22,7 @@ from deployments import embeddings_http, relevance_http, tokens_http
 from deployments import fan_out as answering
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf, credentials
-from deployments.answer_extras import CountedParts, ExtendedFormat, read_prompts, whole_answer
+from deployments.answer_extras import CountedParts, ExtendedFormat, check_readable, read_prompts, whole_answer
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
@@ -61,7 +61,7 @@ RETRY_AFTER_S = 1.0
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
-    "expose_headers": ["Retry-After", "X-Request-Id"],
+    "expose_headers": ["Retry-After", "X-Request-Id", "Request-Id"],
 }
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
@@ -251,6 +251,7 @@ async def _respond(service: GenerationService, request: Request, caller: Caller,
 
 
 async def _run(service: GenerationService, job: Job, surface: Surface, head: Head) -> Response:
+    await check_readable(service, job)
     if job.stream:
         batches = answering.stream(service, job)
         # Refusals come before the first batch: wait for it, so that they get their own status code.

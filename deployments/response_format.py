@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deployments.openai_format import ChatFormat, DetailedFormat, Format
 from deployments.request_fields import BodyPart
-from deployments.tools import ToolFormat, may_call
+from deployments.tools import ToolChatFormat, may_call
 from turnout.calls import GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
@@ -70,5 +70,5 @@ def format_of(form: Format, call: GenerateCall) -> Format:
         call: any call of the request; all ask for the same.
     """
     if may_call(call) and isinstance(form, ChatFormat):
-        form = ToolFormat(form, call.tools)
+        form = ToolChatFormat(form)
     return DetailedFormat(form) if call.sampling.token_details else form

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -21,6 +22,8 @@ from turnout.chat_template import TemplateOptions
 from turnout.errors import invalid
 from turnout.registry import validated
 from turnout.types import SamplingParams
+
+T = TypeVar("T")
 
 
 class TokenizeBody(BodyPart):
@@ -64,7 +67,7 @@ def router(service: GenerationService) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(request: Request, caller: CallerOf) -> Response:
-        values = await read_body(service, request, caller)
+        values = await read_body(service, request, caller, read_json)
         call, ids, _ = await read_tokens(service, caller, tokenized(validated(TokenizeBody, values, "")))
         longest = next(each.max_length for each in await service.models_for(caller) if each.name == call.model)
         made: Tokens = {"count": len(ids), "max_model_len": longest, "tokens": list(ids)}
@@ -72,7 +75,7 @@ def router(service: GenerationService) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(request: Request, caller: CallerOf) -> Response:
-        body = validated(DetokenizeBody, await read_body(service, request, caller), "")
+        body = await read_body(service, request, caller, lambda data: validated(DetokenizeBody, read_json(data), ""))
         _, _, text = await read_tokens(service, caller, _call(body.model, prompt=tuple(body.tokens)))
         made: TokensText = {"prompt": text}
         return JSONResponse(made)
@@ -102,8 +105,8 @@ def _call(model: str, **what: Any) -> GenerateCall:
     return GenerateCall(request_id(), model, SamplingParams(), **what)
 
 
-async def read_body(service: GenerationService, request: Request, caller: Caller) -> dict[str, Any]:
-    """Read the body of a request that computes nothing.
+async def read_body(service: GenerationService, request: Request, caller: Caller, read: Callable[[bytes], T]) -> T:
+    """Read the body of a request that writes nothing; `read` makes something of it, in a thread where it is large.
 
     Raises:
         TurnoutError: RESOURCE_EXHAUSTED, or INVALID_ARGUMENT: it is no JSON object.
@@ -111,7 +114,7 @@ async def read_body(service: GenerationService, request: Request, caller: Caller
     await service.precheck(caller)
     with service.admission.reading(caller):
         data = await request.app.state.bodies.read(request, caller.tenant)
-    return await parsed(data, read_json)
+    return await parsed(data, read)
 
 
 async def read_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -164,7 +164,9 @@ def _chosen(functions: list[str], choice: ToolChoice | None) -> tuple[list[str],
     if not allowed.tools:
         raise invalid(f"{field}.tools", "must not be empty")
     names = [
-        _known(each.name if each.function is None else each.function.name, functions, f"{field}.tools.{place}")
+        _known(each.name, functions, f"{field}.tools.{place}.name")
+        if each.function is None
+        else _known(each.function.name, functions, f"{field}.tools.{place}.function.name")
         for place, each in enumerate(allowed.tools)
     ]
     return list(dict.fromkeys(names)), allowed.mode == "required"
@@ -257,19 +259,15 @@ class CallReader:
 
     What is no call stays text. A call whose arguments are cut, or are no JSON, is text of a whole answer; in a stream
     its parts are given before that is known, and the rest is text.
-
-    Args:
-        tools: that were offered.
     """
 
-    def __init__(self, tools: tuple[Tool, ...] = ()) -> None:
-        self._schemas: Mapping[str, Any] = {each.name: json.loads(each.parameters) for each in tools}
+    def __init__(self) -> None:
         self._readings: dict[int, _Reading] = {}
 
     def whole(self, chunk: Chunk) -> Chunk:
         """A finished answer: what is said, and the calls."""
         if chunk.tool_format == READ:
-            return chunk
+            return _whole_calls(chunk)
         reading = self._new(chunk)
         said, thought = [], [chunk.reasoning]
         for part in reading.parts(reading.parser.feed(chunk.text, final=True)):
@@ -308,20 +306,29 @@ class CallReader:
 
     def _new(self, chunk: Chunk) -> _Reading:
         form = tool_format(chunk.tool_format)
-        return _Reading(CallParser(form, self._schemas), form.short_ids)
+        return _Reading(CallParser(form), form.short_ids)
 
 
-class ToolFormat:
-    """The chat endpoint's format, with calls read out of the answers.
+def _whole_calls(chunk: Chunk) -> Chunk:
+    """An answer whose calls were read elsewhere: those that were cut, or are no objects, are text of it."""
+    kept = tuple(each for each in chunk.tool_calls if _is_object(each.arguments))
+    cut = "".join(each.arguments for each in chunk.tool_calls if each not in kept)
+    return replace(chunk, text=chunk.text + cut, tool_calls=kept, call_parts=())
 
-    Args:
-        form: the endpoint's.
-        tools: that were offered.
-    """
 
-    def __init__(self, form: ChatFormat, tools: tuple[Tool, ...] = ()) -> None:
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class ToolChatFormat:
+    """The chat endpoint's format, with calls read out of the answers."""
+
+    def __init__(self, form: ChatFormat) -> None:
         self._form = form
-        self._reader = CallReader(tools)
+        self._reader = CallReader()
         self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
 
     def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:

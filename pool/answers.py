@@ -130,7 +130,7 @@ def new_sequence(
     sequence.renderings = dict(prepared.renderings)
     sequence.thinking = thinking
     inner = prepared.constraint.clone() if prepared.constraint is not None else None
-    sequence.constraint = bound(inner, thinking, tokenizer)
+    sequence.constraint = bound(inner, thinking, tokenizer, sampling.structure)
     return sequence, text, spans, ThinkingWalk(thinking, tokenizer) if thinking is not None else None
 
 

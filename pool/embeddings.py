@@ -38,7 +38,7 @@ async def embed(pool: Pool, call: EmbedCall, model: PoolMember, pooling: Pooling
         pooling: used where the call names none.
 
     Raises:
-        TurnoutError: as `pool.validation.embedded_ids`; INVALID_ARGUMENT: a state has fewer numbers than are asked for;
+        TurnoutError: as `pool.prompt_ids.embedded_ids`; INVALID_ARGUMENT: a state has fewer numbers than are asked for;
             OUT_OF_RANGE: all vectors do not fit one answer.
     """
     inputs = await embedded_ids(call, pool.tokenizer, pool.vocab_size, model.max_length)

@@ -171,8 +171,9 @@ async def embedded_ids(call: EmbedCall, tokenizer: TextTokenizer, vocab_size: in
         for place, each in enumerate(call.input):
             name = f"input.{place}" if len(call.input) > 1 else "input"
             end = tokenizer.suffix if isinstance(each, str) else []
-            cut = None if call.truncate in (None, WHOLE_CONTEXT) else max(call.truncate - len(end), 1)
-            cut = call.truncate if cut is None else cut
+            cut = call.truncate
+            if cut is not None and cut != WHOLE_CONTEXT:
+                cut = max(cut - len(end), 1)
             ids = shortened(name, each, cut, most - len(end), tokenizer, vocab_size, most, call.parse_special) + end
             if len(ids) > most:
                 raise out_of_range(name, f"{len(ids)} tokens; at most {most}: see truncate_prompt_tokens")

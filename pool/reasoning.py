@@ -12,12 +12,16 @@ from decoding.constraints.base import Constraint, allows
 from decoding.constraints.thinking import ThinkingConstraint
 from decoding.text import continue_with, text_within
 from decoding.thinking import BLANK, Channels, Marker, Part, Phase, Splitter, Start, Thinking
+from pool.chat_turns import PROBE
 from pool.detokenizer import Detokenizer, Span
 from pool.text import TextTokenizer, added_tokens, template_of
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
 from turnout.pool_config import ReasoningMarkers
+from turnout.structure import Structure
+from turnout.tool_formats import tool_format
+from turnout.tool_formats.grammar import form_of_calls
 
 # Markers of model families, those first that more of them have: Qwen3, DeepSeek, SmolLM3, Granite 3.3, GLM and many
 # more; Mistral; Seed-OSS; Cohere; Kimi; Granite 3.2.
@@ -35,7 +39,6 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 HARMONY_BEGIN = "<|channel|>analysis<|message|>"
 HARMONY_END = "<|end|><|start|>assistant<|channel|>final<|message|>"
 TAIL = 64  # tokens of a prompt in which its template may begin the thinking
-PROBE = "qzx"
 NO_TOKEN = -1
 
 
@@ -149,9 +152,22 @@ def with_structure(thinking: Thinking | None, constraint: Constraint | None) -> 
     return replace(thinking, gap=gap if clear else (), strips=clear)
 
 
-def bound(inner: Constraint | None, thinking: Thinking | None, tokenizer: TextTokenizer) -> Constraint | None:
-    """Return the constraint of an answer: `inner` once thinking has ended, and the thinking's own budget."""
+def bound(
+    inner: Constraint | None, thinking: Thinking | None, tokenizer: TextTokenizer, structure: Structure | None
+) -> Constraint | None:
+    """Return the constraint of an answer: `inner` once thinking has ended, and the thinking's own budget.
+
+    A tool format whose grammar has the thinking as well is followed from the first token on, without a budget.
+
+    Args:
+        inner: of the structure; None: there is none.
+        thinking: the answer's.
+        tokenizer: the pool's.
+        structure: that `inner` is made of.
+    """
     if thinking is None or (inner is None and thinking.budget is None):
+        return inner
+    if inner is not None and (form := form_of_calls(structure)) and tool_format(form).thinks:
         return inner
     if inner is not None and thinking.start == "closed" and thinking.budget is None:
         return inner

@@ -32,7 +32,7 @@ async def score(pool: Pool, call: ScoreCall, model: PoolMember) -> list[ScoredTo
         model: which scores.
 
     Raises:
-        TurnoutError: as `pool.validation.scored_ids`; OUT_OF_RANGE: a prompt and its completion are too long.
+        TurnoutError: as `pool.prompt_ids.scored_ids`; OUT_OF_RANGE: a prompt and its completion are too long.
     """
     groups = await scored_ids(call, pool.tokenizer, pool.vocab_size, model.max_length)
     for place, (prompt, completions) in enumerate(groups):

@@ -220,7 +220,7 @@ class SamplingParams(BaseModel):
     ] = MOST_TOKENS
     thinking_token_budget: Annotated[
         int | None,
-        Field(ge=-1, description="tokens of thinking after which its end is forced; absent and -1: no limit"),
+        Field(ge=-1, description="of chats: tokens of thinking after which its end is forced; absent and -1: no limit"),
         AfterValidator(lambda budget: None if budget == -1 else budget),
     ] = None
     n: Annotated[int, Field(ge=1, le=64, description="answers to the one prompt")] = 1

@@ -29,11 +29,13 @@ class Constraint(Protocol):
         end_ids: tokens that end the answer; allowed where the text is complete, and nowhere else.
         vocab_size: tokens that its masks cover.
         failure: why the grammar cannot be followed from where it was asked last; empty where it can.
+        remembers: whether masks that it was asked for once are at hand when it is asked again.
     """
 
     end_ids: frozenset[int]
     vocab_size: int
     failure: str
+    remembers: bool
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
         """Return masks of the tokens that may follow each of some continuations of an answer.

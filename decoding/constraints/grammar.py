@@ -160,6 +160,7 @@ class GrammarConstraint:
     ) -> None:
         self.end_ids = end_ids
         self.failure = ""
+        self.remembers = True
         self._origin = origin
         self.vocab_size = vocab_size
         self._respell = respell

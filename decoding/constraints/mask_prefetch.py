@@ -49,7 +49,7 @@ class MaskPrefetch:
         asked = [
             (seq.constraint, seq.answer, [rows[i].path for i in places])
             for seq, places in bound_rows(rows).items()
-            if seq.constraint is not None
+            if seq.constraint is not None and seq.constraint.remembers
         ]
         worth = sum(constraint.vocab_size * len(paths) for constraint, _, paths in asked) >= LEAST
         if not (asked and worth and self._spare()):

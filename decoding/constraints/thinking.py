@@ -119,6 +119,7 @@ class ThinkingConstraint:
         self.vocab_size = inner.vocab_size if inner is not None else vocab_size
         self._args = (thinking, tokens)
         self.failure = ""
+        self.remembers = inner is not None
         self._inner = inner
         self._at: list[int] = []
         self._place = self._start()
@@ -151,7 +152,7 @@ class ThinkingConstraint:
             self._at, self._place = [], self._start()
         for token in answer[len(self._at) :]:
             self._place.feed(token)
-        self._at = list(answer)
+        self._at += answer[len(self._at) :]
         return self._place
 
     def _bound(self, answer: list[int], asked: list[tuple[tuple[int, ...], int | None]]) -> list[Mask | None]:

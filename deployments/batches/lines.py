@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments import fan_out as answering
-from deployments.answer_extras import read_prompts, whole_answer
+from deployments.answer_extras import check_readable, read_prompts, whole_answer
 from deployments.build_info import fingerprint
 from deployments.faults import guarded, respell
 from deployments.openai_format import (
@@ -166,6 +166,7 @@ async def answer_line(
         asked = job.calls[0]
         model = service.model_name(asked.model, service.callers.limits(asked.tenant))
         try:
+            await check_readable(service, job)
             chunks, usage = await answering.answer(service, job)
             prompts = await read_prompts(service, job)
         except TurnoutError as error:

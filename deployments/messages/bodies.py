@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from deployments.extra_fields import CallFields
 from deployments.request_fields import BodyPart
 from deployments.schemas import SAMPLING_FIELDS, Decoding
 from turnout.calls import CACHE_CLASSES
@@ -137,7 +138,7 @@ class CountBody(BodyPart):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="variables of the chat template")
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, CallFields):
     """POST /v1/messages."""
 
     stop_sequences: Annotated[list[str], Field(description="strings that end the answer")] = Field(default_factory=list)

@@ -70,7 +70,7 @@ def router(service: GenerationService, respond: Respond) -> APIRouter:
 
     @routes.post(COUNT_PATH)
     async def count_tokens(request: Request, caller: CallerOf) -> Response:
-        call = count_call(await read_body(service, request, caller))
+        call = await read_body(service, request, caller, lambda data: count_call(read_json(data)))
         _, ids, _ = await read_tokens(service, caller, call)
         made: TokenCount = {"input_tokens": len(ids)}
         return JSONResponse(made)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from decoding.constraints.keywords import FORMATS, NAMED, SCHEMA, SCHEMAS, UNSUPPORTED
+from deployments.extra_fields import CallFields
 from deployments.faults import respell, spelled
 from deployments.messages.bodies import (
     IGNORED,
@@ -44,6 +45,10 @@ LATER_SYSTEM = ("<system>\n", "\n</system>")  # around what the system says afte
 BILLING = "x-anthropic-billing-header:"  # begins a block of agents' system prompts that differs between sessions
 FAILED = "Error: "  # begins the result of a call that failed: a chat has no other place for it
 B = TypeVar("B", bound=CountBody)
+# Fields that a chat body has by the same names.
+PASSED = frozenset({"model", "stream", "decoding", "deadline_s", "cache", "chat_template_kwargs"}) | set(
+    CallFields.model_fields
+)
 
 
 @dataclass(slots=True)
@@ -111,7 +116,7 @@ def _read(kind: type[B], values: dict[str, Any]) -> tuple[B, dict[str, Any]]:
 
 def _job(body: CountBody, sampling: dict[str, Any]) -> Job:
     chat = _Chat(names={"stop": "stop_sequences"})
-    passed = body.model_fields_set & {"model", "stream", "decoding", "deadline_s", "cache", "chat_template_kwargs"}
+    passed = body.model_fields_set & PASSED
     chat.values = {name: getattr(body, name) for name in passed} | sampling
     _add_turns(chat, body)
     _add_tools(chat, body.tools, body.tool_choice)

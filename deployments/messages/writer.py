@@ -143,7 +143,7 @@ def _end(last: Chunk, usage: Usage, options: Options) -> MessageEnd:
     """Why a message ended; `last` is its last chunk."""
     reason: StopReason = "end_turn"
     stop = last.stop if isinstance(last.stop, str) else None
-    if last.tool_calls:
+    if last.tool_calls and last.finish_reason is not FinishReason.LENGTH:  # a later call may be cut
         reason, stop = "tool_use", None
     elif stop is not None:
         reason = "stop_sequence"

@@ -76,7 +76,7 @@ class ResponsesSurface:
         """See `deployments.surface.Surface`."""
         output = Output(self._id, _logprobs(job))
         for chunk in chunks:
-            output.add(CallReader(job.calls[0].tools).whole(chunk) if may_call(job.calls[0]) else chunk)
+            output.add(CallReader().whole(chunk) if may_call(job.calls[0]) else chunk)
         output.end()
         return await self._finished(head, output, usage)
 
@@ -90,7 +90,7 @@ class ResponsesSurface:
                 begun = self._response(head, "in_progress")
                 yield lines.event({"type": "response.created", "response": begun})
                 yield lines.event({"type": "response.in_progress", "response": begun})
-                reader, usage = CallReader(job.calls[0].tools) if may_call(job.calls[0]) else None, None
+                reader, usage = CallReader() if may_call(job.calls[0]) else None, None
                 async for batch in _from(first, batches):
                     for each in batch:
                         if isinstance(each, Chunk):

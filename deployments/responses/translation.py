@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.faults import respell
-from deployments.responses.body import AllowedChoice, FunctionTool, Given, NamedChoice, ResponseBody
+from deployments.responses.body import AllowedChoice, Given, NamedChoice, ResponseBody
 from deployments.responses.items import Conversation, Item, read_item, resolved
 from deployments.responses.store import KeptResponse
 from deployments.schemas import Job, chat_job, without_ignored
@@ -60,17 +60,16 @@ def translate(given: Given, before: Sequence[KeptResponse], kept: Mapping[str, d
     own = [resolved(read_item(each, f"input.{n}"), kept, f"input.{n}") for n, each in enumerate(given.items)]
     for place, read in enumerate(own):
         talk.add(read, f"input.{place}")
-    tools = _offered(body)
-    names = SPELLING | talk.spelling | {f"tools.{n}.function": f"tools.{place}" for n, place in enumerate(tools)}
+    names = SPELLING | talk.spelling | {f"tools.{n}.function": f"tools.{n}" for n in range(len(body.tools))}
     try:
-        job = chat_job(without_ignored(_chat_body(given, talk, tools)))
+        job = chat_job(without_ignored(_chat_body(given, talk)))
     except TurnoutError as error:
         raise respell(error, names) from None
     spelling = names | {ours: _respelled(theirs, names) for ours, theirs in job.spelling.items()}
     return Asked(body, tuple(own), tuple(each.id for each in before), replace(job, spelling=spelling))
 
 
-def _chat_body(given: Given, talk: Conversation, tools: Mapping[int, FunctionTool]) -> dict[str, Any]:
+def _chat_body(given: Given, talk: Conversation) -> dict[str, Any]:
     body = given.body
     values = {
         **given.more,
@@ -81,7 +80,7 @@ def _chat_body(given: Given, talk: Conversation, tools: Mapping[int, FunctionToo
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort,
         "response_format": _response_format(body),
-        **_tools(body, tools),
+        **_tools(body),
     }
     if body.logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": body.logprobs}
@@ -97,28 +96,15 @@ def _response_format(body: ResponseBody) -> dict[str, Any] | None:
     return {"type": form.type, "json_schema": form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
-def _offered(body: ResponseBody) -> dict[int, FunctionTool]:
-    """The tools that may be called, by place in the request."""
-    tools, choice = dict(enumerate(body.tools)), body.tool_choice
-    if not isinstance(choice, AllowedChoice):
-        return tools
-    known = {each.name for each in body.tools}
-    for place, each in enumerate(choice.tools):
-        if each.name not in known:
-            raise invalid(f"tool_choice.tools.{place}.name", f"must be one of {', '.join(sorted(known)) or 'none'}")
-    allowed = {each.name for each in choice.tools}
-    return {place: tool for place, tool in tools.items() if tool.name in allowed}
-
-
-def _tools(body: ResponseBody, offered: Mapping[int, FunctionTool]) -> dict[str, Any]:
+def _tools(body: ResponseBody) -> dict[str, Any]:
     choice: Any = body.tool_choice
     if isinstance(choice, AllowedChoice):
-        choice = choice.mode
+        choice = choice.model_dump()  # the chat endpoint takes this form, too
     elif isinstance(choice, NamedChoice):
         choice = {"type": "function", "function": {"name": choice.name}}
-    if not offered:
+    if not body.tools:
         return {"tool_choice": None if choice == "auto" else choice}
-    functions = [each.model_dump(include={"name", "description", "parameters", "strict"}) for each in offered.values()]
+    functions = [each.model_dump(include={"name", "description", "parameters", "strict"}) for each in body.tools]
     return {"tools": [{"type": "function", "function": each} for each in functions], "tool_choice": choice}
 
 

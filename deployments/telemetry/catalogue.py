@@ -56,7 +56,8 @@ def _histogram(name: str, meaning: str, buckets: tuple[float, ...], *labels: str
 # Counted by the ingress, as requests end. `model` is what the request asked for, unless it says otherwise.
 REQUESTS = _counter(
     "requests",
-    "Finished generations and scores, refused ones too. CALLER_DEADLINE: past a deadline that the caller set.",
+    "Finished generations, scores and embeddings, refused ones too. CALLER_DEADLINE: past a deadline that the caller"
+    " set.",
     "model",
     "outcome",
 )

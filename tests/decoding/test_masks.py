@@ -108,6 +108,7 @@ class Watched:
     def __init__(self, made: Constraint, fails: bool = False) -> None:
         self.made, self.fails, self.asked = made, fails, list[tuple[str, list[int], list[tuple[int, ...]]]]()
         self.end_ids, self.vocab_size, self.failure, self.come = made.end_ids, made.vocab_size, "", threading.Event()
+        self.remembers = True
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
         self.asked.append((threading.current_thread().name, list(answer), list(paths)))

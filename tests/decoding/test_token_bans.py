@@ -39,7 +39,7 @@ ALL = set(range(VOCAB))
 class Fixed:
     """A structure that allows the same tokens everywhere."""
 
-    end_ids, vocab_size, failure = frozenset({END}), VOCAB, ""
+    end_ids, vocab_size, failure, remembers = frozenset({END}), VOCAB, "", True
 
     def __init__(self, allowed: set[int]) -> None:
         self._mask = np.packbits([token in allowed for token in range(VOCAB)], bitorder="little")

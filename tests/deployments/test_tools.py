@@ -14,7 +14,7 @@ from deployments.faults import respell
 from deployments.openai_format import ChatFormat
 from deployments.response_format import format_of
 from deployments.schemas import chat_job
-from deployments.tools import CallReader, ToolFormat
+from deployments.tools import CallReader, ToolChatFormat
 from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
 from training.random_models import byte_tokenizer
@@ -179,7 +179,7 @@ def test_what_the_library_refuses_is_named_in_the_tool_it_stands_in(
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"name": "x"}]}}},
-            "tool_choice.allowed_tools.tools.0",
+            "tool_choice.allowed_tools.tools.0.name",
         ),
         ({"decoding": {"structure": {"kind": "tools", "value": "{}"}}}, "decoding.structure"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),
@@ -212,7 +212,7 @@ def test_bad_input_is_refused_by_name(body: dict[str, Any], field: str) -> None:
 
 
 def test_a_whole_answer_with_a_call() -> None:
-    form = ToolFormat(ChatFormat())
+    form = ToolChatFormat(ChatFormat())
     made = form.choice(Chunk(0, "See.\n" + MARK + CALL + END_MARK, (), FinishReason.STOP), False)
     [call] = made["message"]["tool_calls"]
     assert made["finish_reason"] == "tool_calls"

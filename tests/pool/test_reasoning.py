@@ -15,7 +15,7 @@ from deployments.backend import merge
 from deployments.openai_format import ChatFormat, token_object, usage_object
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
-from pool.reasoning import thinking_of
+from pool.reasoning import bound, thinking_of
 from pool.text import TextTokenizer
 from tests.engine.harness import pair_config
 from training.random_models import BYTE_VOCAB, CHAT_TEMPLATE, byte_tokenizer, llama_config, random_model
@@ -25,6 +25,7 @@ from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError
 from turnout.pool_config import ReasoningMarkers
 from turnout.structure import Structure
+from turnout.tool_formats.grammar import CallRules
 from turnout.types import FinishReason, SamplingParams
 
 THINK, DONE = BYTE_VOCAB, BYTE_VOCAB + 1
@@ -206,3 +207,14 @@ def test_fields_of_a_chat_say_where_thinking_goes() -> None:
     assert chat_job({**body, "include_reasoning": False}).calls[0].reasoning == "hide"
     assert chat_job({**body, "separate_reasoning": False}).calls[0].reasoning == "raw"
     assert chat_job({**body, "thinking_token_budget": -1}).calls[0].sampling.thinking_token_budget is None
+
+
+@pytest.mark.parametrize(("form", "own"), [("harmony", True), ("hermes", False)])
+async def test_a_tool_format_whose_grammar_has_the_thinking_holds_from_the_first_token_on(
+    thinker: LocalPool, form: str, own: bool
+) -> None:
+    inner = await thinker.tokenizer.structures.made(Structure(kind="json_object"), "t")
+    assert thinker.thinking is not None
+    thinking = replace(thinker.thinking, start="open")
+    found = bound(inner, thinking, thinker.tokenizer, CallRules({"f": {}}, form=form).structure)
+    assert (found is inner) == own

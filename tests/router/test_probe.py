@@ -157,7 +157,7 @@ def test_the_strategies_settings():
 class OnlyOne:
     """A structure that leaves token 3."""
 
-    end_ids, vocab_size, failure = frozenset[int](), 10, ""
+    end_ids, vocab_size, failure, remembers = frozenset[int](), 10, "", True
 
     def masks(self, answer: list[int], paths: Sequence[tuple[int, ...]]) -> list[Mask | None]:
         return [np.packbits(np.arange(16) == 3, bitorder="little")] * len(paths)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import regex
 
 from turnout.structure import JSON_FORM
-from turnout.tool_formats.json_scanner import JsonScanner
 from turnout.tools import ToolCall
 
 NAME = "\ue000"  # stands for a function's name in the pieces of a syntax
@@ -23,49 +22,6 @@ JSON_SIGNS = frozenset("{}[],:")
 _PIECES = re.compile(r"\s+|\S")
 
 Literal = Callable[[str], str]  # writes a text, maybe with special tokens in it, as part of a rule
-
-
-class ArgumentScanner(Protocol):
-    """Scanner of a call's arguments, fed with pieces of text.
-
-    What it has no use for yet stays in the text that it is fed with next.
-    """
-
-    @property
-    def done(self) -> bool:
-        """Whether they have ended."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether what came next can be no part of them."""
-        ...
-
-    def feed(self, text: str) -> tuple[int, str]:
-        """Take the next text; return how many characters belong to the arguments, and the JSON that they add."""
-        ...
-
-
-class JsonArguments:
-    """Scanner of arguments that are written as JSON."""
-
-    def __init__(self) -> None:
-        self._scanner = JsonScanner()
-
-    @property
-    def done(self) -> bool:
-        """See `ArgumentScanner`."""
-        return self._scanner.done
-
-    @property
-    def failed(self) -> bool:
-        """See `ArgumentScanner`."""
-        return self._scanner.failed
-
-    def feed(self, text: str) -> tuple[int, str]:
-        """See `ArgumentScanner.feed`."""
-        taken = self._scanner.feed(text)
-        return taken, text[:taken]
 
 
 @dataclass(frozen=True)
@@ -81,7 +37,6 @@ class CallSyntax:
         mark: what the first call begins with, after which nothing else can follow; "": calls begin with JSON, and only
             at the beginning of an answer.
         ignored: expression of what may stand between a call's arguments and `close`, and says nothing.
-        starts: expression of what arguments begin with.
     """
 
     open: str
@@ -91,36 +46,23 @@ class CallSyntax:
     end: str = ""
     mark: str = ""
     ignored: str = ""
-    starts: str = r"\{"
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Write calls as a model does."""
-        each = [f"{self.open.replace(NAME, call.name)}{self.arguments(call)}{self.close}" for call in calls]
+        each = [f"{self.open.replace(NAME, call.name)}{call.arguments}{self.close}" for call in calls]
         return f"{self.begin}{self.separator.join(each)}{self.end}"
-
-    def arguments(self, call: ToolCall) -> str:
-        """Write a call's arguments."""
-        return call.arguments
-
-    def scanner(self, schema: Mapping[str, Any]) -> ArgumentScanner:
-        """Return a scanner of the arguments of a function with this schema; what it does not say is guessed."""
-        return JsonArguments()
-
-    def rule(self, schema: Mapping[str, Any], literal: Literal) -> str:
-        """Return the right-hand side of a rule for the arguments of a function with this schema."""
-        return json_rule(schema)
 
     @cached_property
     def first(self) -> Any:
         """Expression of what stands before the first call's arguments; blanks may differ from what is written."""
         start = "" if self.mark else rf"\A{BLANKS}"
         whole = lenient(self.begin + self.open).removeprefix(BLANKS)
-        return regex.compile(f"{start}{whole}{BLANKS}(?={self.starts})")
+        return regex.compile(rf"{start}{whole}{BLANKS}(?=\{{)")
 
     @cached_property
     def following(self) -> Any:
         """Expression of what stands between two calls."""
-        return regex.compile(f"{lenient(self.separator + self.open)}{BLANKS}(?={self.starts})")
+        return regex.compile(rf"{lenient(self.separator + self.open)}{BLANKS}(?=\{{)")
 
     @cached_property
     def closing(self) -> Any:
@@ -145,6 +87,7 @@ class ToolFormat:
         special: special tokens that stand in the text of an answer.
         short_ids: whether ids of calls are nine letters and digits.
         single: whether an answer has one call at most.
+        thinks: whether its grammar has the thinking as well, so that calls may follow that in the model's own way.
         markup: expression of what stands in an answer and is not said; None: nothing. Its group `channel` tells
             whether what follows is thought (`analysis`).
     """
@@ -156,6 +99,7 @@ class ToolFormat:
     special: tuple[str, ...] = ()
     short_ids: bool = False
     single: bool = False
+    thinks: bool = False
     markup: Any = None
 
     @property

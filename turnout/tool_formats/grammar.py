@@ -112,7 +112,7 @@ def _calls(
     ways = []
     for number, (name, schema) in enumerate(rules.functions.items()):
         ways.append(f"{literal(name + after)} arguments_{place}_{number} {literal(syntax.close)}")
-        lines.append(f"arguments_{place}_{number}: {syntax.rule(schema, literal)}")
+        lines.append(f"arguments_{place}_{number}: {json_rule(schema)}")
     return [*lines, f"call_{place}: {' | '.join(ways)}"]
 
 

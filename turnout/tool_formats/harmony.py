@@ -45,5 +45,6 @@ FORMAT = Harmony(
     tokens=(CHANNEL, CONSTRAIN, MESSAGE, CALL),
     special=(START, END, RETURN, CALL, CHANNEL, CONSTRAIN, MESSAGE),
     single=True,
+    thinks=True,
     markup=MARKUP,
 )

@@ -3,7 +3,7 @@
 from turnout.tool_formats.base import NAME, CallSyntax, ToolFormat
 from turnout.tool_formats.mistral import MARK
 
-ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
+ARGS = "[ARGS]"
 NAMED = CallSyntax(mark=MARK, open=f"{MARK}{NAME}{ARGS}")
 FORMAT = ToolFormat(
     "mistral_args", (NAMED,), signs=(MARK, ARGS), tokens=(MARK, ARGS), special=(MARK, ARGS), short_ids=True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from turnout.tool_formats.base import ArgumentScanner, CallSyntax, ToolFormat
+from turnout.tool_formats.base import CallSyntax, ToolFormat
+from turnout.tool_formats.json_scanner import JsonScanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,15 @@ class CallParser:
 
     Args:
         form: how calls are written.
-        schemas: JSON schemas of arguments by function, where they are known.
     """
 
-    def __init__(self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolFormat) -> None:
         self._form = form
-        self._schemas = schemas
         self._text = ""  # not yet given
         self._begun = False
         self._thinks = False
         self._syntax: CallSyntax | None = None  # of the calls it is among
-        self._scanner: ArgumentScanner | None = None
+        self._scanner: JsonScanner | None = None
         self._closed = False  # the last call is
         self._raw = ""  # text of the call
         self._moved = False  # whether the last step changed anything
@@ -119,9 +118,9 @@ class CallParser:
             self._thinks = self._thinks if channel is None else channel == "analysis"
             self._take(match.end())
 
-    def _arguments(self, scanner: ArgumentScanner) -> Iterator[Event]:
-        taken, added = scanner.feed(self._text)
-        self._raw += self._take(taken)
+    def _arguments(self, scanner: JsonScanner) -> Iterator[Event]:
+        added = self._take(scanner.feed(self._text))
+        self._raw += added
         if added:
             yield Argued(added)
         if scanner.done:
@@ -152,10 +151,9 @@ class CallParser:
             self._syntax, self._moved = None, True
 
     def _call(self, syntax: CallSyntax, match: Any) -> Event:
-        name: str = match["name"]
-        self._syntax, self._scanner = syntax, syntax.scanner(self._schemas.get(name, {}))
+        self._syntax, self._scanner = syntax, JsonScanner()
         self._raw, self._begun = self._take(match.end()), True
-        return Called(name)
+        return Called(match["name"])
 
     def _said(self, length: int) -> Event:
         self._begun = True
