@@ -110,7 +110,7 @@ class Pool:
         # Low-priority calls have places of their own.
         self._low_priority_places = places.copy()
         self._began = time.time()
-        self._rate = _Rate()
+        self._rate = Rate()
         self.defaults = NO_DEFAULTS
         self.thinking: Thinking | None = None
         self.routing: PoolRouting | None = None
@@ -154,7 +154,7 @@ class Pool:
         low_priority = call.priority == "batch"
         places = self._low_priority_places if low_priority else self._places
         with nullcontext() if low_priority else self._background_paused():
-            async with _held(places, call) as queue_s:
+            async with held_place(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
                     events = self.routing.recorded(prepared, Routing(self.routing.router, self.intake()), self._run)
@@ -361,7 +361,7 @@ def _sums(members: tuple[MemberStats, ...]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _held(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIterator[float]:
+async def held_place(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIterator[float]:
     """A place for a call, and the time it was waited for, in seconds."""
     queued, asked = begin("queue", call.trace), time.perf_counter()
     async with AsyncExitStack() as stack:
@@ -373,7 +373,7 @@ async def _held(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIterator
         yield time.perf_counter() - asked
 
 
-class _Rate:
+class Rate:
     """Tokens per second over the last full window."""
 
     WINDOW_S = 5.0
@@ -384,10 +384,12 @@ class _Rate:
         self._last = 0.0
 
     def count(self, event: Event) -> None:
+        """Count the tokens of an event."""
         self._roll()
         self._tokens += len(getattr(event, "tokens", ()))
 
     def per_second(self) -> float:
+        """Return the rate."""
         self._roll()
         return self._last
 

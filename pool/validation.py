@@ -145,10 +145,7 @@ class RequestValidator:
             raise out_of_range(name, f"{len(prompt)} tokens; {fitting}")
         call = self._in_format(call)
         sampling = call.sampling
-        if sampling.min_tokens > sampling.max_tokens:  # the pool's, where the request names none
-            raise invalid(
-                "min_tokens", f"must be at most max_tokens, {sampling.max_tokens} (got {sampling.min_tokens})"
-            )
+        check_min_tokens(sampling)
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             for token in getattr(sampling, name) or ():
                 if not 0 <= token < self.vocab_size:
@@ -274,6 +271,16 @@ class RequestValidator:
                 left = min(sampling.max_tokens, self.max_length - len(prompt))
                 return replace(prepared, call=longer, plan=plan, prompt=prompt, max_tokens=left)
         return replace(prepared, call=call, plan=plan, max_tokens=min(sampling.max_tokens, prepared.max_tokens))
+
+
+def check_min_tokens(sampling: SamplingParams) -> None:
+    """Refuse more least tokens than an answer may have: by the request, or by the pool where it names no limit.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    if sampling.min_tokens > sampling.max_tokens:
+        raise invalid("min_tokens", f"must be at most max_tokens, {sampling.max_tokens} (got {sampling.min_tokens})")
 
 
 def overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingParams:

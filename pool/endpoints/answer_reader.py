@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -55,6 +55,12 @@ class AnswerReader:
     def whole(self) -> bool:
         """Whether every answer has come to its end."""
         return all(answer.finished for answer in self._answers)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thinking, as the endpoint counts them; 0 where it does not."""
+        details = self._usage.get("completion_tokens_details")
+        return _count(details.get("reasoning_tokens")) if isinstance(details, dict) else 0
 
     def read(self, value: Any) -> list[Chunk]:
         """What is new in an event, or in a whole answer.
@@ -107,7 +113,11 @@ class AnswerReader:
         reason, calls = self._end(answer, choice.get("finish_reason"))
         if not (text or reasoning or parts or tokens or reason):
             return None
-        return Chunk(index, text, tokens, reason, calls, parts, reasoning, tool_format=READ)
+        stop = choice.get("stop_reason") if reason is FinishReason.STOP else None
+        stop = stop if isinstance(stop, str | int) else None
+        if reasoning and not text:
+            tokens = tuple(replace(token, thinking=True) for token in tokens)
+        return Chunk(index, text, tokens, reason, calls, parts, reasoning, stop, READ)
 
     def _end(self, answer: _Answer, given: str | None) -> tuple[FinishReason | None, tuple[ToolCall, ...]]:
         if given is None or answer.finished:

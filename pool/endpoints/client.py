@@ -138,7 +138,7 @@ class EndpointClient:
             await self._session.close()
             self._session = None
 
-    async def events(self, path: str, body: Mapping[str, Any], tenant: str) -> AsyncIterator[Any]:
+    async def events(self, path: str, body: Mapping[str, Any], tenant: str, rank: int = 0) -> AsyncIterator[Any]:
         """One attempt: the JSON values of an answer as they come, of a stream or of one piece.
 
         Closing the iterator closes the connection, so that the server stops.
@@ -147,22 +147,25 @@ class EndpointClient:
             path: below the base of the API.
             body: of the request.
             tenant: whose it is: places are shared fairly.
+            rank: of the tenant's requests that wait, the lowest goes first.
 
         Raises:
             AttemptError: the endpoint refuses, fails, or the answer breaks off.
             TurnoutError: UNAVAILABLE: its breaker is open.
         """
         self.breaker.check()
-        async with self.places.hold(tenant):
+        async with self.places.hold(tenant, rank=rank):
             with self.breaker.attempt() as attempt:
                 async with self._counted() as began, aclosing(self._answer(path, body, attempt)) as values:  # type: ignore[type-var]
                     first = True
                     async for value in values:
                         if first:
                             first = False
-                            attempt.succeeded()
+                            if self.breaker.state != "closed":  # others need not wait for the end of the try
+                                attempt.succeeded()
                             self.counts.first_s += time.perf_counter() - began
                         yield value
+                attempt.succeeded()
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[float]:
@@ -191,9 +194,9 @@ class EndpointClient:
                 if response.status != 200:
                     raise await self._refusal(response, attempt)
                 if response.content_type == "application/json":
-                    yield self._value((await _read(response, MOST_ANSWER)).decode("utf-8", "replace"))
+                    yield self._value((await _read(response, MOST_ANSWER)).decode("utf-8", "replace"), attempt)
                     return
-                async for value in self._streamed(response):
+                async for value in self._streamed(response, attempt):
                     yield value
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             attempt.failed()
@@ -202,34 +205,37 @@ class EndpointClient:
             attempt.failed()
             raise AttemptError(self._down(str(error)), again=True) from None
 
-    async def _streamed(self, response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    async def _streamed(self, response: aiohttp.ClientResponse, attempt: Attempt) -> AsyncIterator[Any]:
         reader = EventReader()
         try:
             async for piece in response.content.iter_any():
                 for event in reader.feed(piece):
                     if event.strip() == DONE:
                         return
-                    yield self._value(event)
+                    yield self._value(event, attempt)
         except TooLongEventError:
             raise ValueError("it sent an event that does not end") from None
         for event in reader.end():
             if event.strip() != DONE:
-                yield self._value(event)
+                yield self._value(event, attempt)
 
-    def _value(self, text: str) -> Any:
+    def _value(self, text: str, attempt: Attempt) -> Any:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError("it sent what is no JSON") from None
         if isinstance(value, dict) and (fault := value.get("error")):
-            raise AttemptError(*self._fault(200, fault, None))
+            error, again = self._fault(200, fault, None)
+            if error.code is Code.UNAVAILABLE:
+                attempt.failed()
+            raise AttemptError(error, again)
         return value
 
     async def _refusal(self, response: aiohttp.ClientResponse, attempt: Attempt) -> AttemptError:
         """What a status other than 200 means."""
         try:
             text = (await _read(response, MOST_REFUSAL)).decode("utf-8", "replace")
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError, ValueError):  # the last: it is longer than anybody would read
             text = ""
         try:
             body = json.loads(text)
@@ -252,9 +258,10 @@ class EndpointClient:
             retry_after_s: when the server wants to be asked again, in seconds.
         """
         said = fault.get("message") or fault.get("detail") if isinstance(fault, dict) else fault
-        message = " ".join(str(said or "").split())[:LONGEST_MESSAGE]
-        if (key := self._key.value()) and key in message:
+        message = " ".join(str(said or "").split())
+        if key := self._key.value():
             message = message.replace(key, "***")
+        message = message[:LONGEST_MESSAGE]
         code = fault.get("code") if isinstance(fault, dict) else None
         if status == 200 and isinstance(code, int) and 400 <= code < 600:
             status = code
@@ -270,7 +277,7 @@ class EndpointClient:
             return TurnoutError(Code.UNAVAILABLE, text), False
         if 400 <= status < 500 and status != TIMED_OUT:
             param = fault.get("param") if isinstance(fault, dict) else None
-            named = param if isinstance(param, str) and param else None
+            named = param[:100] if isinstance(param, str) and param and not (key and key in param) else None
             return TurnoutError(Code.INVALID_ARGUMENT, f"{about}: {message or 'it refuses the request'}", named), False
         text = f"{about}: {message}" if message else about
         return TurnoutError(Code.UNAVAILABLE, text, retry_after_s=retry_after_s), True

@@ -10,7 +10,7 @@ from typing import Any
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
 from pool.prompt_ids import with_suffix
-from pool.validation import PreparedRequest, RequestValidator, ResolvedMethod, overridden
+from pool.validation import PreparedRequest, RequestValidator, ResolvedMethod, check_min_tokens, overridden
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid
@@ -46,6 +46,7 @@ class TextIntake(RequestValidator):
         plan = self._plan_of(call)
         seed = call.sampling.seed if call.sampling.seed is not None else secrets.randbelow(MAX_SEED)
         sampling = self.defaults.filled(call.sampling).model_copy(update={"seed": seed})
+        check_min_tokens(sampling)
         prompt = [0] * estimated_tokens(call)
         return PreparedRequest(replace(call, sampling=sampling), plan, prompt, seed, sampling.max_tokens)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pool.endpoints.failover import TextRequest
 from pool.endpoints.text_model import EndpointModel, LocalModel, TextModel
+from pool.prefix_stores import summed
 from pool.request_defaults import used
 from pool.routing import Routing
 from pool.validation import PreparedRequest
@@ -16,7 +17,7 @@ from turnout.config import PoolConfig
 from turnout.cost import report
 from turnout.registry import ALONE
 
-SUMMED = ("sequences", "used_blocks", "cached_blocks", "total_blocks", "waiting", "waiting_s")
+SUMMED = ("sequences", "used_blocks", "cached_blocks", "total_blocks", "waiting", "waiting_s", "prompt_token_s")
 
 
 def usage_of(
@@ -45,6 +46,7 @@ def usage_of(
         prompt_tokens=work.prompt_tokens,
         completion_tokens=work.meter.answer_tokens,
         cached_tokens=work.cached_tokens,
+        reasoning_tokens=work.reasoning_tokens,
         models=work.meter.models,
         speculation=work.meter.speculation,
         switches=work.switches,
@@ -97,6 +99,8 @@ def stats_of(models: Mapping[str, TextModel]) -> PoolStats:
         step_seconds={name: model.step_seconds() for name, model in models.items()},
         members=tuple(member for each in local for member in each.members),
         now=time.time(),
+        cache=summed([each.cache for each in local if each.cache is not None]),
+        audit=next((each.audit for each in local if each.audit is not None), None),
         endpoints=tuple(model.stats() for model in models.values() if isinstance(model, EndpointModel)),
         **sums,
     )

@@ -23,6 +23,12 @@ MORE: dict[Dialect, dict[str, str]] = {
         "repetition_penalty": "repetition_penalty",
         "stop_token_ids": "stop_token_ids",
         "ignore_eos": "ignore_eos",
+        "min_tokens": "min_tokens",
+        "bad_words": "bad_words",
+        "allowed_token_ids": "allowed_token_ids",
+        "include_stop_str_in_output": "include_stop_str_in_output",
+        "skip_special_tokens": "skip_special_tokens",
+        "truncate_prompt_tokens": "truncate_prompt_tokens",
     },
     "llama.cpp": {
         "top_k": "top_k",
@@ -31,7 +37,7 @@ MORE: dict[Dialect, dict[str, str]] = {
         "ignore_eos": "ignore_eos",
     },
 }
-EXTRA = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+EXTRA = tuple(MORE["vllm"])
 SEED_MASK = 2**31 - 1  # seeds that every server takes
 STRUCTURES = {"regex": "regex", "grammar": "grammar", "choice": "choice"}  # of vLLM's structured_outputs
 
@@ -59,6 +65,12 @@ def request_body(call: GenerateCall, name: str, config: EndpointConfig) -> tuple
             raise invalid("prompt", f"token ids need the tokens of the model, and {name!r} is an endpoint; send text")
         body["prompt"] = call.prompt
     _add_sampling(body, call.sampling, name, config.dialect, path == CHAT)
+    if call.cache_salt:
+        if config.dialect != "vllm":
+            raise _unknown("cache_salt", name, config.dialect)
+        body["cache_salt"] = call.cache_salt
+    if call.sampling.thinking_token_budget is not None and config.dialect == "vllm":
+        body["thinking_token_budget"] = call.sampling.thinking_token_budget
     structure = call.sampling.structure
     if structure is not None and structure.kind == "tools":
         structure = CallRules.of(structure).answer

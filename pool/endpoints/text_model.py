@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -25,6 +25,7 @@ from turnout.pool_stats import EndpointStats
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 CHARS_PER_TOKEN = 4
 STEP_WEIGHT = 0.2  # of the newest answer in the time of a token
+BATCH_RANK = 1 << 64  # calls of batches wait behind all others
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Work:
         prompt_tokens: of the prompt, as the last model that answered counted it.
         cached_tokens: those of them that its cache held.
         switches: changes to another model.
+        reasoning_tokens: of the answers that stayed, those that are thinking, where models say how many.
     """
 
     meter: Meter = field(default_factory=Meter)
@@ -44,6 +46,7 @@ class Work:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     switches: int = 0
+    reasoning_tokens: int = 0
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -55,6 +58,7 @@ class Work:
         self.meter.merge(other.meter)
         self.prompt_tokens, self.cached_tokens = other.prompt_tokens, other.cached_tokens
         self.switches += other.switches
+        self.reasoning_tokens += other.reasoning_tokens
         for note in other.notes:
             self.note(note)
 
@@ -103,6 +107,7 @@ class LocalModel:
                 elif isinstance(event, Usage):
                     work.meter.merge(Meter(event.models, event.speculation))
                     work.prompt_tokens, work.cached_tokens = event.prompt_tokens, event.cached_tokens
+                    work.reasoning_tokens += event.reasoning_tokens
                     for note in event.notes:
                         work.note(note)
 
@@ -152,13 +157,16 @@ class EndpointModel:
     async def _once(self, call: GenerateCall, work: Work) -> AsyncIterator[Chunk]:
         """One request, made again while nothing of its answer has been passed on."""
         path, body = request_body(self._filled(call), self.name, self.client.config)
+        if call.sampling.thinking_token_budget is not None and self.client.config.dialect != "vllm":
+            work.note(f"thinking_token_budget: endpoint {self.name!r} has no field for it")
+        rank = call.rank + (BATCH_RANK if call.priority == "batch" else 0)
         tries = 0
         while True:
             reader, passed_on, first_s = AnswerReader(self.name, call.sampling.n), False, 0.0
             try:
-                async with aclosing(self.client.events(path, body, call.tenant)) as values:  # type: ignore[type-var]
+                async with aclosing(self.client.events(path, body, call.tenant, rank)) as values:  # type: ignore[type-var]
                     async for value in values:
-                        for chunk in self._read(reader, value):
+                        for chunk in _as_wanted(self._read(reader, value), call):
                             first_s = first_s or time.perf_counter()
                             passed_on = True
                             yield chunk
@@ -167,6 +175,9 @@ class EndpointModel:
                 self._done(call, reader, first_s, work)
                 return
             except AttemptError as failed:
+                if reader.whole:  # only its usage has not come: it is estimated
+                    self._done(call, reader, first_s, work)
+                    return
                 if passed_on:
                     raise TurnoutError(failed.error.code, f"{failed.error.message}; the answer broke off") from None
                 if not failed.again or tries == self.client.config.retries:
@@ -198,6 +209,7 @@ class EndpointModel:
         work.meter.merge(Meter({self.name: meter}))
         work.prompt_tokens = meter.prompt_tokens + meter.cached_tokens
         work.cached_tokens = meter.cached_tokens
+        work.reasoning_tokens += reader.reasoning_tokens
         for note in reader.notes:
             work.note(note)
         if meter.generated_tokens > 1:
@@ -245,3 +257,14 @@ def _pause_s(tries: int, error: TurnoutError) -> float | None:
     if error.retry_after_s > LONGEST_PAUSE_S:
         return None
     return error.retry_after_s * random.uniform(1.0, 1.25)
+
+
+def _as_wanted(chunks: Iterable[Chunk], call: GenerateCall) -> Iterator[Chunk]:
+    """What a caller sees of an answer: its thinking apart, in the text, or left out."""
+    for chunk in chunks:
+        if call.reasoning == "split" or not chunk.reasoning:
+            yield chunk
+        elif call.reasoning == "raw":
+            yield replace(chunk, text=chunk.reasoning + chunk.text, reasoning="")
+        else:
+            yield replace(chunk, reasoning="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pool.endpoints.intake import TextIntake
 from pool.endpoints.reports import described, stats_of, usage_of
 from pool.endpoints.streams import until
 from pool.endpoints.text_model import EndpointModel, LocalModel, TextModel
-from pool.pool import Pool
+from pool.pool import Pool, Rate, held_place
 from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting, Routing
 from pool.text import TextTokenizer
@@ -29,7 +28,6 @@ from pool.usage import billed
 from pool.validation import PreparedRequest
 from turnout.calls import (
     Begun,
-    Chunk,
     Decided,
     Event,
     GenerateCall,
@@ -50,8 +48,10 @@ from turnout.types import NO_LIMITS
 
 METHODS = "pool.endpoints.methods"
 # What of a pool's configuration holds for each of its models that is computed here.
-OF_MEMBERS = ("artifacts", "sampling", "max_answer_tokens", "chat_template_kwargs", "reasoning_effort")
-RATE_S = 5.0  # over which tokens per second are counted
+OF_MEMBERS = (
+    *("artifacts", "sampling", "max_answer_tokens", "chat_template_kwargs", "reasoning_effort", "reasoning"),
+    *("tool_format", "embedding_pooling", "max_ongoing_requests", "max_queued_requests"),
+)
 
 LoadPool = Callable[[str, TurnoutConfig], Pool]
 
@@ -104,7 +104,7 @@ class TextPool:
         self._places = ConcurrencyLimiter(name, config.max_ongoing_requests, config.max_queued_requests)
         self._low_priority_places = self._places.copy()
         self._began = time.time()
-        self._tokens: deque[tuple[float, int]] = deque()
+        self._rate = Rate()
         self.routing: PoolRouting | None = None
 
     def open_routing(self) -> None:
@@ -159,7 +159,7 @@ class TextPool:
                     if untold:
                         untold = False
                         yield Begun(len(prepared.prompt))
-                    self._count(event)
+                    self._rate.count(event)
                     yield replace(event, queue_s=queue_s) if isinstance(event, Usage) else event
         except BaseException as error:
             failed = type(error).__name__
@@ -170,18 +170,18 @@ class TextPool:
     @asynccontextmanager
     async def _started(self, prepared: PreparedRequest) -> AsyncIterator[tuple[AsyncIterator[Event], float]]:
         """Wait for a place; yield the events of a request, and the seconds waited."""
-        call, asked = prepared.call, time.perf_counter()
+        call = prepared.call
         low_priority = call.priority == "batch"
         places = self._low_priority_places if low_priority else self._places
         with nullcontext() if low_priority else self._shadows_paused():
-            async with places.hold(call.tenant, call.deadline_s):
+            async with held_place(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
                     routing = Routing(self.routing.router, self.intake())
                     events = self.routing.recorded(prepared, routing, self._run)
                 else:
                     events = self._run(prepared, self.model_pool)
-                yield events, time.perf_counter() - asked
+                yield events, queue_s
 
     @contextmanager
     def _shadows_paused(self) -> Iterator[None]:
@@ -209,11 +209,10 @@ class TextPool:
         )
         request = TextRequest(asked, one_model=call.model != self.name)
         run = load(METHODS, plan.method.name, "method").run
-        first_s, written = 0.0, [0] * call.sampling.n
+        first_s = 0.0
         async with aclosing(run(request, self._models, plan.params)) as chunks:
             async for chunk in chunks:
                 first_s = first_s or time.perf_counter() - began
-                written[chunk.index] += len(chunk.tokens)
                 yield chunk
         seconds = (first_s, time.perf_counter() - began)
         usage = usage_of(prepared, request, self.models_by_name[self._config.large], seconds, notes, routing)
@@ -279,8 +278,9 @@ class TextPool:
         return replace(
             stats,
             requests=self._places.num_held + self._places.num_waiting,
-            tokens_per_second=self._rate(),
+            tokens_per_second=self._rate.per_second(),
             batch_requests=self._low_priority_places.num_held + self._low_priority_places.num_waiting,
+            queued=self._places.num_waiting + self._low_priority_places.num_waiting,
             began=self._began,
             **(self.routing.stats() if self.routing is not None else {}),
         )
@@ -305,18 +305,6 @@ class TextPool:
             await endpoint.client.close()
         for pool in self._local.values():
             await pool.close()
-
-    def _count(self, event: Event) -> None:
-        if isinstance(event, Chunk) and event.tokens:
-            self._tokens.append((time.monotonic(), len(event.tokens)))
-            self._rate()
-
-    def _rate(self) -> float:
-        """Tokens per second of late."""
-        since = time.monotonic() - RATE_S
-        while self._tokens and self._tokens[0][0] < since:
-            self._tokens.popleft()
-        return sum(count for _, count in self._tokens) / RATE_S
 
 
 def load_text_pool(name: str, config: TurnoutConfig, load_pool: LoadPool) -> TextPool:

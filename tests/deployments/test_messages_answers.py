@@ -119,6 +119,7 @@ def test_a_stream_tells_what_the_whole_answer_is(
         ({"finish_reason": FinishReason.LENGTH}, WRITTEN_TOKENS, "max_tokens", None),
         ({"finish_reason": FinishReason.LENGTH}, 64, "model_context_window_exceeded", None),
         ({"tool_calls": CALLS, "stop": "END"}, 64, "tool_use", None),
+        ({"tool_calls": CALLS, "finish_reason": FinishReason.LENGTH}, WRITTEN_TOKENS, "max_tokens", None),
     ],
 )
 def test_why_an_answer_ended(last: dict[str, Any], max_tokens: int, reason: str, sequence: str | None) -> None:

@@ -18,7 +18,7 @@ from deployments.tools import CallReader, ToolChatFormat
 from pool.text import TextTokenizer
 from tests.constrained import byte_compiler, fits
 from training.random_models import byte_tokenizer
-from turnout.calls import ChatMessage, Chunk
+from turnout.calls import READ, ChatMessage, Chunk
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
@@ -324,3 +324,9 @@ def test_markers_that_are_tokens_are_meant_and_shown(name: str, special: bool, t
     text = "".join(map(detokenizer.feed, ids))
     [call] = CallReader().whole(Chunk(0, text, (), FinishReason.STOP, tool_format=name)).tool_calls
     assert (call.name, call.arguments) == ("now", "{}")
+
+
+def test_calls_that_a_server_elsewhere_cut_are_text() -> None:
+    calls = (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "f", '{"x": '), ToolCall("c", "f", "[1]"))
+    read = CallReader().whole(Chunk(0, "so ", (), FinishReason.LENGTH, calls, tool_format=READ))
+    assert (read.text, read.tool_calls, read.finish_reason) == ('so {"x": [1]', calls[:1], FinishReason.LENGTH)

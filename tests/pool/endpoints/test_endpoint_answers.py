@@ -1,0 +1,74 @@
+"""Answers of endpoints at their edges: cut, refused at length, with fields and thinking that callers ask for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.pool.endpoints.scripted import answer, ask, event, refusal, refused, stream, text_of, words
+from turnout.errors import Code
+from turnout.types import FinishReason
+
+
+async def test_a_server_that_breaks_off_after_its_first_event_is_left_alone(site):
+    large = await site.server(stream(event({"content": "Hel"}), dies=True))
+    pool = site.pool(None, large, retries=0, breaker_failures=2, breaker_open_s=1000)
+    for _ in range(2):
+        await refused(pool, ask())
+    assert pool.stats().endpoints[0].breaker == "open"
+
+
+async def test_a_long_refusal_is_a_refusal(site):
+    large = await site.server(refusal(422, {"message": "x" * (1 << 17), "param": "messages"}))
+    pool = site.pool(None, large, breaker_failures=1)
+    error = await refused(pool, ask())
+    assert error.code is Code.INVALID_ARGUMENT
+    assert len(large.bodies) == 1
+    assert pool.stats().endpoints[0].breaker == "closed"
+
+
+async def test_an_answer_is_whole_where_only_its_end_does_not_come(site):
+    large = await site.server(stream(event({"content": "all"}), event({}, "stop"), dies=True))
+    chunks, usage = await answer(site.pool(None, large), ask())
+    assert (text_of(chunks), chunks[-1].finish_reason) == ("all", FinishReason.STOP)
+    assert "reports no usage" in usage.notes[0]
+
+
+async def test_fields_of_an_answer_reach_a_server_that_knows_them_and_are_refused_elsewhere(site):
+    sampling = {"min_tokens": 2, "bad_words": ("no",), "allowed_token_ids": (3, 4), "skip_special_tokens": False}
+    call = replace(ask(sampling={**sampling, "max_tokens": 9, "thinking_token_budget": 5}), cache_salt="s")
+    large = await site.server(words("ok"))
+    await answer(site.pool(None, large, dialect="vllm"), call)
+    [body] = large.bodies
+    assert {name: body[name] for name in ("min_tokens", "bad_words", "allowed_token_ids", "skip_special_tokens")} == {
+        "min_tokens": 2,
+        "bad_words": ["no"],
+        "allowed_token_ids": [3, 4],
+        "skip_special_tokens": False,
+    }
+    assert (body["cache_salt"], body["thinking_token_budget"]) == ("s", 5)
+    for name, value in sampling.items():
+        error = await refused(site.pool(None, large), ask(sampling={name: value, "max_tokens": 9}))
+        assert name in error.message
+    assert "cache_salt" in (await refused(site.pool(None, large), replace(ask(), cache_salt="s"))).message
+    _, usage = await answer(site.pool(None, large), ask(sampling={"thinking_token_budget": 5, "max_tokens": 9}))
+    assert any("thinking_token_budget" in note for note in usage.notes)
+
+
+@pytest.mark.parametrize(("mode", "seen"), [("split", ("hm", "ok")), ("hide", ("", "ok")), ("raw", ("", "hmok"))])
+async def test_thinking_goes_where_the_caller_wants_it(site, mode, seen):
+    usage = {"prompt_tokens": 3, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 4}}
+    last = json.dumps({"choices": [], "usage": usage}).encode()
+    sent = stream(event({"reasoning": "hm"}), event({"content": "ok"}), event({}, "stop"), b"data: " + last + b"\n\n")
+    chunks, used = await answer(site.pool(None, await site.server(sent)), replace(ask(), reasoning=mode))
+    assert ("".join(chunk.reasoning for chunk in chunks), text_of(chunks)) == seen
+    assert used.reasoning_tokens == 4
+
+
+async def test_what_stopped_an_answer_is_passed_on(site):
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "END"}
+    sent = stream(event({"content": "a"}), b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+    chunks, _ = await answer(site.pool(None, await site.server(sent)), ask())
+    assert chunks[-1].stop == "END"
