@@ -10,7 +10,6 @@ import torch
 
 from decoding.model import ReadSpec
 from decoding.sequence import Sequence
-from pool.prompt_ids import embedded_ids
 from turnout.embed_calls import EmbedCall, Embeddings, Pooling
 from turnout.errors import invalid, out_of_range
 from turnout.types import SamplingParams
@@ -28,7 +27,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def embed(pool: Pool, call: EmbedCall, model: PoolMember, pooling: Pooling) -> Embeddings:
+async def embed(
+    pool: Pool, call: EmbedCall, model: PoolMember, pooling: Pooling, inputs: list[list[int]]
+) -> Embeddings:
     """Embed each input.
 
     Args:
@@ -36,12 +37,12 @@ async def embed(pool: Pool, call: EmbedCall, model: PoolMember, pooling: Pooling
         call: what is asked for.
         model: whose hidden states are pooled.
         pooling: used where the call names none.
+        inputs: of `pool.prompt_ids.embedded_ids`.
 
     Raises:
-        TurnoutError: as `pool.prompt_ids.embedded_ids`; INVALID_ARGUMENT: a state has fewer numbers than are asked for;
-            OUT_OF_RANGE: all vectors do not fit one answer.
+        TurnoutError: INVALID_ARGUMENT: a state has fewer numbers than are asked for; OUT_OF_RANGE: all vectors do not
+            fit one answer. Both are known with the first state, before the others are computed.
     """
-    inputs = await embedded_ids(call, pool.tokenizer, pool.vocab_size, model.max_length)
     want = WANTED[call.pooling or pooling]
 
     async def one(ids: list[int]) -> torch.Tensor:
@@ -53,7 +54,7 @@ async def embed(pool: Pool, call: EmbedCall, model: PoolMember, pooling: Pooling
             model.release(seq)
         return _unit(row.mean if row.mean is not None else row.hidden[-1], call)
 
-    vectors = await in_turns(inputs, one)
+    vectors = [await one(inputs[0]), *await in_turns(inputs[1:], one)]
     data = torch.stack(vectors).numpy().astype("<f4").tobytes()
     return Embeddings(data, len(vectors[0]), tuple(map(len, inputs)))
 

@@ -18,12 +18,14 @@ from pool.audit import Audits
 from pool.concurrency import ConcurrencyLimiter
 from pool.embeddings import embed
 from pool.prefix_stores import Share, shared, summed, unconfigured
+from pool.prompt_ids import embedded_ids
 from pool.reasoning import with_structure
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing
-from pool.scoring import score
+from pool.scoring import score, scored_groups
 from pool.text import TextTokenizer, vocabularies_of
+from pool.token_rate import Rate
 from pool.usage import billed
 from pool.validation import PreparedRequest, RequestValidator
 from router.decision import Decision
@@ -250,9 +252,10 @@ class Pool:
             TurnoutError: as `generate`.
         """
         model = self._asked(call)
+        groups = await scored_groups(self, call, model)  # what is refused takes no place
         with self._background_paused():
             async with self._places.hold(call.tenant):
-                return await score(self, call, model)
+                return await score(self, call, model, groups)
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings by the large model or the member named.
@@ -261,9 +264,10 @@ class Pool:
             TurnoutError: as `generate`.
         """
         model = self._asked(call)
+        inputs = await embedded_ids(call, self.tokenizer, self.vocab_size, model.max_length)
         with self._background_paused():
             async with self._places.hold(call.tenant):
-                return await embed(self, call, model, self.defaults.pooling)
+                return await embed(self, call, model, self.defaults.pooling, inputs)
 
     def _asked(self, call: ReadCall) -> PoolMember:
         """The one model that a call is for."""
@@ -371,29 +375,3 @@ async def held_place(places: ConcurrencyLimiter, call: GenerateCall) -> AsyncIte
         finally:
             end(queued)
         yield time.perf_counter() - asked
-
-
-class Rate:
-    """Tokens per second over the last full window."""
-
-    WINDOW_S = 5.0
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._tokens = 0
-        self._last = 0.0
-
-    def count(self, event: Event) -> None:
-        """Count the tokens of an event."""
-        self._roll()
-        self._tokens += len(getattr(event, "tokens", ()))
-
-    def per_second(self) -> float:
-        """Return the rate."""
-        self._roll()
-        return self._last
-
-    def _roll(self) -> None:
-        elapsed = time.monotonic() - self._since
-        if elapsed >= self.WINDOW_S:
-            self._last, self._tokens, self._since = self._tokens / elapsed, 0, time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from decoding.text import continuation_ids, continue_with
 from pool.text import TextTokenizer
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall
@@ -18,7 +19,7 @@ def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> Ge
         assert call.prompt is not None
         if isinstance(call.prompt, str):
             return replace(call, prompt=call.prompt + suffix)
-        return replace(call, prompt=call.prompt + tuple(continued(tokenizer, suffix)))
+        return replace(call, prompt=call.prompt + continue_with(tokenizer, suffix))
     messages = list(call.messages)
     for place in reversed(range(len(messages))):
         if messages[place].role == "user":
@@ -29,21 +30,16 @@ def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> Ge
 
 def bad_word_ids(words: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
     """Token ids of words as they stand at the beginning of a text, of a line, and after a space."""
-    line = continued(tokenizer, "\n")
+    line = continuation_ids(tokenizer, "\n")
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip(" ")
-        after = continued(tokenizer, f"\n{bare}")
-        forms = [continued(tokenizer, bare), continued(tokenizer, f" {bare}")]
+        after = continue_with(tokenizer, f"\n{bare}")
+        forms = [continue_with(tokenizer, bare), continue_with(tokenizer, f" {bare}")]
         if after[: len(line)] == line:
             forms.append(after[len(line) :])
-        found |= dict.fromkeys(tuple(ids) for ids in forms if ids)
+        found |= dict.fromkeys(ids for ids in forms if ids)
     return tuple(found)
-
-
-def continued(tokenizer: TextTokenizer, text: str) -> list[int]:
-    """Token ids of a text that stands after other tokens: without what begins every text."""
-    return tokenizer.encode(text)[len(tokenizer.encode("")) :]
 
 
 def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 Scored = tuple[list[int], list[tuple[int, ...]]]  # a prompt, and completions of it
 
 
-async def score(pool: Pool, call: ScoreCall, model: PoolMember) -> list[ScoredTokens]:
-    """Score each completion after its prompt.
-
-    Args:
-        pool: whose tokens they are.
-        call: what is asked for.
-        model: which scores.
+async def scored_groups(pool: Pool, call: ScoreCall, model: PoolMember) -> list[Scored]:
+    """Encode a call: prompts with their completions.
 
     Raises:
         TurnoutError: as `pool.prompt_ids.scored_ids`; OUT_OF_RANGE: a prompt and its completion are too long.
@@ -41,6 +36,18 @@ async def score(pool: Pool, call: ScoreCall, model: PoolMember) -> list[ScoredTo
             most = f"at most {model.max_length}"
             field = f"prompts.{place}" if call.prompts else "prompt"
             raise out_of_range(field, f"with its completion {len(prompt) + longest} tokens; {most}")
+    return groups
+
+
+async def score(pool: Pool, call: ScoreCall, model: PoolMember, groups: list[Scored]) -> list[ScoredTokens]:
+    """Score each completion after its prompt.
+
+    Args:
+        pool: whose tokens they are.
+        call: what is asked for.
+        model: which scores.
+        groups: of `scored_groups`.
+    """
 
     async def one(group: Scored) -> list[ScoredTokens]:
         prompt, completions = group

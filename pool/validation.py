@@ -249,8 +249,12 @@ class RequestValidator:
         chosen = self.default_params if method.name == self.default_method else {}
         parsed = method.parse(method.params.over(chosen, params))
         method.check_roles(parsed, self.roles)
-        method.check_vocabularies(parsed, self.foreign)
+        self._check_models(method, parsed)
         return ResolvedMethod(method, parsed)
+
+    def _check_models(self, method: MethodInfo, params: MethodParams) -> None:
+        """Refuse a method that this pool's models cannot be asked for."""
+        method.check_vocabularies(params, self.foreign)
 
     def follow(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:
         """The call as a router decided: its plan, its sampling parameters, and the prompt with the suffix.

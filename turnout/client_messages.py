@@ -40,7 +40,9 @@ PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
     | {"token_details", "parse_special"}
 )
-TEMPLATE_OPTIONS = frozenset({"reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"})
+CHAT_OPTIONS = frozenset(
+    {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
+)
 METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
 RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
@@ -149,7 +151,7 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _assign(name, request.chat, {"tools": [_tool(each) for each in value]})
     elif name == "chat_template_kwargs":
         request.chat.chat_template_kwargs.update(dict(value))
-    elif name in TEMPLATE_OPTIONS:
+    elif name in CHAT_OPTIONS:
         _assign(name, request.chat, {name: value})
     elif name == "tool_choice":
         _assign(name, request.chat.tool_choice, {"mode" if value in TOOL_MODES else "name": value})
@@ -163,7 +165,7 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
             {
                 *SAMPLING_FIELDS,
                 *PLAIN_OPTIONS,
-                *TEMPLATE_OPTIONS,
+                *CHAT_OPTIONS,
                 "chat_template_kwargs",
                 "limits",
                 "params",

@@ -49,10 +49,11 @@ class Options(Sampling, total=False):
     `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
-    none, auto, required or the name of the one that must be called. `chat_template_kwargs` are variables of the model's
-    chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the pool is configured), and
-    `continue_final_message` continues the last message, which is the assistant's. `reasoning` says where the thinking
-    goes: split (apart from the text), hide or raw (into the text).
+    none, auto, required or the name of the one that must be called; `parallel_tool_calls` (True): an answer may call
+    several. `chat_template_kwargs` are variables of the model's chat template, `reasoning_effort` is none, minimal,
+    low, medium, high or xhigh (or as the pool is configured), and `continue_final_message` continues the last message,
+    which is the assistant's. `reasoning` says where the thinking goes: split (apart from the text), hide or raw (into
+    the text).
     """
 
     model: str
@@ -71,6 +72,7 @@ class Options(Sampling, total=False):
     structure: Mapping[str, Any]
     tools: Iterable[Tool | Mapping[str, Any]]
     tool_choice: str
+    parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any]
     reasoning_effort: str
     add_generation_prompt: bool

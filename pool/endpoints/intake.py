@@ -5,16 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
 from pool.prompt_ids import with_suffix
-from pool.validation import PreparedRequest, RequestValidator, ResolvedMethod, check_min_tokens, overridden
+from pool.validation import PreparedRequest, RequestValidator, check_min_tokens, overridden
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid
-from turnout.registry import get_method
+from turnout.registry import MethodInfo, MethodParams
 from turnout.types import MAX_SEED
 
 
@@ -57,14 +56,8 @@ class TextIntake(RequestValidator):
             prepared = replace(prepared, prompt=await self.reader.tokens(call))
         return prepared
 
-    def plan(self, name: str, params: dict[str, Any]) -> ResolvedMethod:
-        """See `RequestValidator.plan`."""
-        method = get_method(name)
-        chosen = self.default_params if method.name == self.default_method else {}
-        parsed = method.parse(method.params.over(chosen, params))
-        method.check_roles(parsed, self.roles)
-        method.check_text(parsed, self.endpoints)
-        return ResolvedMethod(method, parsed)
+    def _check_models(self, method: MethodInfo, params: MethodParams) -> None:
+        method.check_text(params, self.endpoints)
 
     def follow(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:
         """See `RequestValidator.follow`."""

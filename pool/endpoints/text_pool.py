@@ -20,10 +20,11 @@ from pool.endpoints.intake import TextIntake
 from pool.endpoints.reports import described, stats_of, usage_of
 from pool.endpoints.streams import until
 from pool.endpoints.text_model import EndpointModel, LocalModel, TextModel
-from pool.pool import Pool, Rate, held_place
+from pool.pool import Pool, held_place
 from pool.request_defaults import RequestDefaults
 from pool.routing import PoolRouting, Routing
 from pool.text import TextTokenizer
+from pool.token_rate import Rate
 from pool.usage import billed
 from pool.validation import PreparedRequest
 from turnout.calls import (
