@@ -62,7 +62,7 @@ class LocalHandle:
         self.stream = self.complete = self
         self._replica = replica
 
-    def options(self, stream: bool) -> LocalHandle:
+    def options(self, **_: Any) -> LocalHandle:
         """Streams only."""
         return self
 

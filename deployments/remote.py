@@ -72,7 +72,8 @@ class RemoteBackend:
     ) -> None:
         self._name = name
         self._handle = handle
-        self._streaming = handle.options(stream=True)
+        # Serve's usual way of pickling looks at each object in Python.
+        self._streaming = handle.options(stream=True, response_serialization="pickle")
         self._routed = routed
         self._sessions = Sessions(sticky) if sticky is not None else None
         self._sleeps = sleeps

@@ -208,6 +208,13 @@ class TokenOut:
     broken: tuple[tuple[int, bytes], ...] = ()
     thinking: bool = False
 
+    def __reduce__(self) -> tuple[type[TokenOut], tuple[Any, ...]]:
+        """Pickle as the call that makes it, without what is as usual: most of a stream's messages are tokens."""
+        usual = (self.id, self.text, self.source, self.kind, self.logprob, self.entropy_bits)
+        if self.top or self.rejected or self.broken or self.thinking:
+            return TokenOut, (*usual, self.top, self.rejected, self.broken, self.thinking)
+        return TokenOut, usual
+
     @property
     def data(self) -> bytes:
         """Bytes that it holds. Those of all tokens joined are the text's UTF-8, wherever they are valid."""
@@ -234,6 +241,13 @@ class Chunk:
     reasoning: str = ""
     stop: str | int | None = None
     tool_format: str = ""
+
+    def __reduce__(self) -> tuple[type[Chunk], tuple[Any, ...]]:
+        """See `TokenOut.__reduce__`."""
+        head = (self.index, self.text, self.tokens, self.finish_reason, self.tool_calls, self.call_parts)
+        if self.reasoning or self.stop is not None or self.tool_format:
+            return Chunk, (*head, self.reasoning, self.stop, self.tool_format)
+        return Chunk, head[:3] if self.finish_reason is None and not (self.tool_calls or self.call_parts) else head
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Handle:
         self.complete = self
         self._router: Any = None
 
-    def options(self, stream: bool) -> Handle:
+    def options(self, **_: Any) -> Handle:
         return self
 
     def remote(self, asked: GenerateCall) -> Any:
