@@ -133,6 +133,8 @@ class Backend(Protocol):
 
 def merge(events: list[Event]) -> Batch:
     """Join the chunks of each choice; order within a choice and the final event are kept."""
+    if len(events) == 1:
+        return tuple(events)
     chunks: dict[int, list[Chunk]] = {}
     others: list[Event] = []
     for event in events:

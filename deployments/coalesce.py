@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Self
 
@@ -21,7 +20,7 @@ Fill = Callable[[Callable[[Event], None]], Awaitable[None]]
 
 
 class Pace:
-    """Shares a budget of items per second between the streams of a replica: one stream is not held back."""
+    """Shares a budget of items per second between the streams of a replica; one alone is not held back."""
 
     def __init__(self, items_per_second: float = 160.0, longest_gap_s: float = 0.1) -> None:
         self._items_per_second = items_per_second
@@ -31,7 +30,7 @@ class Pace:
     @property
     def gap_s(self) -> float:
         """Shortest time between two items of one stream, in seconds."""
-        return min(self._longest_gap_s, self.streams / self._items_per_second)
+        return min(self._longest_gap_s, self.streams / self._items_per_second) if self.streams > 1 else 0.0
 
 
 class Coalescer:
@@ -49,8 +48,9 @@ class Coalescer:
         self._gap_s = gap_s
         self._source: asyncio.Task[None] | None = None
         self._events: list[Event] = []
-        self._arrived = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._ended = False
+        self._awaited: asyncio.Future[None] | None = None  # what the reader waits for, an event or the end of a gap
+        self._held = False  # until a gap has passed
         self._last_sent = -math.inf
 
     def __aiter__(self) -> Self:
@@ -60,12 +60,11 @@ class Coalescer:
         if self._source is None:
             self._source = asyncio.create_task(self._run())
         try:
-            while self._events or not self._ended.is_set():
-                await self._arrived.wait()
-                wait_s = self._last_sent + self._gap_s() - monotonic()
-                if wait_s > 0 and not self._ended.is_set():
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._ended.wait(), wait_s)
+            while self._events or not self._ended:
+                if not self._events:
+                    await self._wait()
+                if not self._ended and (wait_s := self._last_sent + self._gap_s() - monotonic()) > 0:
+                    await self._wait_until_ended(wait_s)
                 batch = merge(self._take())
                 self._last_sent = monotonic()
                 if batch:
@@ -75,6 +74,21 @@ class Coalescer:
             await self.aclose()
             raise
         raise StopAsyncIteration
+
+    async def _wait(self) -> None:
+        """Wait for an event or the end."""
+        self._awaited = asyncio.get_running_loop().create_future()
+        await self._awaited
+
+    async def _wait_until_ended(self, longest_s: float) -> None:
+        """Wait for the end, but no longer than this; events that come meanwhile are collected."""
+        timer = asyncio.get_running_loop().call_later(longest_s, self._wake)
+        self._held = True
+        try:
+            await self._wait()
+        finally:
+            self._held = False
+            timer.cancel()
 
     async def aclose(self) -> None:
         """Cancel the source, and wait until it has unwound."""
@@ -89,15 +103,23 @@ class Coalescer:
         try:
             await self._fill(self._put)
         finally:
-            self._arrived.set()
-            self._ended.set()
+            self._ended = True
+            self._wake()
 
     def _put(self, event: Event) -> None:
         self._events.append(event)
-        self._arrived.set()
+        if not self._held:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     def _take(self) -> list[Event]:
         """Take what has arrived, up to what fits one message: a slow reader may find much."""
+        if len(self._events) == 1:
+            events, self._events = self._events, []
+            return events
         size = taken = 0
         for event in self._events:
             size += _units(event)
@@ -105,8 +127,6 @@ class Coalescer:
                 break
             taken += 1
         events, self._events = self._events[:taken], self._events[taken:]
-        if not self._ended.is_set() and not self._events:
-            self._arrived.clear()
         return events
 
 
