@@ -216,9 +216,11 @@ def answer_message(call_id: str, model: str, answer: Answer, reader: CallReader 
 
 
 def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
+    """Set what is not as usual: setting a field takes longer than asking whether it has to be."""
     message.index = chunk.index
     message.text = chunk.text
-    message.reasoning = chunk.reasoning
+    if chunk.reasoning:
+        message.reasoning = chunk.reasoning
     if chunk.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[chunk.finish_reason]
     if chunk.tool_calls and chunk.finish_reason is FinishReason.STOP:
@@ -228,11 +230,13 @@ def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
             message.call_parts.add(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
     for call in chunk.tool_calls:
         message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+    add = message.tokens.add
     for token in chunk.tokens:
-        _fill_token(message.tokens.add(), token)
+        _fill_token(add(), token)
 
 
 def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
+    """See `_fill_choice`."""
     message.id = token.id
     message.text = token.text
     message.source = token.source
@@ -241,12 +245,15 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
         message.logprob = token.logprob
     if token.entropy_bits is not None:
         message.entropy_bits = token.entropy_bits
+    if token.thinking:
+        message.thinking = True
+    if not (token.broken or token.top or token.rejected):
+        return
     broken = dict(token.broken)
     message.raw = broken.get(token.id, b"")
     for top_id, text, logprob in token.top:
         message.top.add(id=top_id, text=text, logprob=logprob, raw=broken.get(top_id, b""))
     message.rejected.extend(token.rejected)
-    message.thinking = token.thinking
 
 
 def usage_message(usage: Usage) -> pb.Usage:
