@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,11 +22,11 @@ from deployments import embeddings_http, relevance_http, tokens_http
 from deployments import fan_out as answering
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf, credentials
-from deployments.answer_extras import CountedParts, ExtendedFormat, check_readable, read_prompts, whole_answer
+from deployments.answer_extras import check_readable
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
-from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies, parsed
-from deployments.build_info import fingerprint
+from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies
+from deployments.choices import ChoicesSurface
 from deployments.console import http as console
 from deployments.faults import guarded, respell
 from deployments.health import HealthReport
@@ -37,10 +37,8 @@ from deployments.openai_format import (
     HTTP_STATUS,
     ChatFormat,
     CompletionFormat,
-    Format,
     error_body,
     model_object,
-    usage_object,
 )
 from deployments.openapi import answers, extras
 from deployments.openapi import document as openapi
@@ -48,12 +46,11 @@ from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
 from deployments.responses import http as response_routes
 from deployments.responses.surface import ResponsesSurface
-from deployments.schemas import Job, chat_job, completion_job, read_json
+from deployments.schemas import Job, chat_job, completion_job
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
-from turnout.calls import Chunk, PoolStats, Usage
+from turnout.calls import PoolStats
 from turnout.errors import Code, TurnoutError, invalid, not_found
-from turnout.json_lines import json_line
 from turnout.message_size import check_answer_bytes
 
 RETRY_AFTER_S = 1.0
@@ -92,6 +89,7 @@ def build_http(service: GenerationService) -> FastAPI:
     started = int(time.time())
     app.state.callers, app.state.bodies = service.callers, Bodies(service.max_body_bytes)
     _add_error_handlers(app, service)
+    _add_generation(app, service)  # first: routes are compared one by one
     batches = batch_routes.router(service, service.batches)
     own = [each.router(service) for each in (access, tokens_http, embeddings_http, relevance_http)]
     own += [messages.router(service, _respond), response_routes.router(service.responses)]
@@ -127,7 +125,6 @@ def build_http(service: GenerationService) -> FastAPI:
         return JSONResponse(listed)
 
     _add_health(app, service)
-    _add_generation(app, service)
     _add_inside(app, service)
     return app
 
@@ -261,70 +258,6 @@ async def _run(service: GenerationService, job: Job, surface: Surface, head: Hea
     whole = JSONResponse(await surface.whole(head, job, chunks, usage))
     check_answer_bytes(len(whole.body))
     return whole
-
-
-class ChoicesSurface:
-    """/v1/completions and /v1/chat/completions: answers are choices.
-
-    Args:
-        service: reads prompts that the answer is to tell of.
-        translate: a body's fields -> what it asks for.
-        form: of the endpoint's choices.
-    """
-
-    def __init__(self, service: GenerationService, translate: Callable[[dict[str, Any]], Job], form: Format) -> None:
-        self.prefix = form.prefix
-        self._service = service
-        self._translate = translate
-        self._form = form
-
-    async def job(self, data: bytes, caller: Caller) -> Job:
-        """See `Surface`."""
-        return await parsed(data, lambda body: self._translate(read_json(body)))
-
-    async def whole(self, head: Head, job: Job, chunks: Sequence[Chunk], usage: Usage) -> Mapping[str, Any]:
-        """See `Surface`."""
-        prompts = await read_prompts(self._service, job)
-        return whole_answer(_common(head), self._form, job, prompts, chunks, usage)
-
-    async def events(
-        self, head: Head, job: Job, first: Batch, batches: AsyncGenerator[Batch, None]
-    ) -> AsyncGenerator[str, None]:
-        """See `Surface`."""
-        common = {**_common(head), "object": self._form.part}
-        try:
-            with guarded(head.id):
-                prompts = await read_prompts(self._service, job)
-                form, counted = ExtendedFormat(self._form, job, prompts), CountedParts(job, prompts)
-                for event in _render(first, form, job, common, counted):
-                    yield event
-                async for batch in batches:
-                    for event in _render(batch, form, job, common, counted):
-                        yield event
-        except TurnoutError as error:
-            yield _event(error_body(respell(error, job.spelling)))
-            return
-        yield "data: [DONE]\n\n"
-
-
-def _common(head: Head) -> dict[str, Any]:
-    return {"id": head.id, "created": head.created, "model": head.model, "system_fingerprint": fingerprint()}
-
-
-def _render(batch: Batch, form: Format, job: Job, common: Mapping[str, Any], counted: CountedParts) -> list[str]:
-    events = []
-    logprobs = job.calls[0].sampling.logprobs is not None
-    for each in batch:
-        if isinstance(each, Chunk):
-            part = form.delta(each, logprobs)
-            events.append(_event({**common, "choices": [part], **counted.of(each)}))
-        elif isinstance(each, Usage) and job.include_usage:
-            events.append(_event({**common, "choices": [], "usage": usage_object(each)}))
-    return events
-
-
-def _event(value: Mapping[str, Any]) -> str:
-    return f"data: {json_line(value)}\n\n"
 
 
 def _headers(error: TurnoutError) -> dict[str, str] | None:
