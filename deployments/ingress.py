@@ -9,6 +9,7 @@ from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.remote import RemoteBackend
+from deployments.serve_internals import route_in_this_loop
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
 from turnout.config import TurnoutConfig
@@ -43,4 +44,5 @@ def _backend(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> Remo
     pool = config.pools[name]
     sleeps = pool.autoscaling is not None and pool.autoscaling.min_replicas == 0
     sticky = pool.routing.sticky if pool.routing is not None else None
+    route_in_this_loop(handle)
     return RemoteBackend(name, handle, routed=pool.routing is not None, sticky=sticky, sleeps=sleeps)

@@ -59,6 +59,14 @@ def request_router(handle: DeploymentHandle) -> Any:
     return getattr(getattr(getattr(handle, "_router", None), "_asyncio_router", None), "request_router", None)
 
 
+def route_in_this_loop(handle: DeploymentHandle) -> None:
+    """Have the calls of a new handle routed and read in the event loop that runs, not in a thread of Serve's.
+
+    There each item of a stream would wait for another thread, and Serve would read streams ahead of a slow reader.
+    """
+    handle._init(_run_router_in_separate_loop=False)
+
+
 def free_resources() -> list[dict[str, float]]:
     """Return what each live node of the cluster has free now."""
     nodes = state.available_resources_per_node().values()

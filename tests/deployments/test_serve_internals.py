@@ -12,6 +12,8 @@ from ray._private import services, state
 from ray.serve import context
 from ray.serve._private.common import ReplicaState, RequestMetadata
 from ray.serve._private.controller import ServeController
+from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from deployments import serve_internals
@@ -32,6 +34,9 @@ PARAMETERS: list[tuple[Any, str, list[str]]] = [
     (RequestRouter, "on_send_request", ["self", "replica_id"]),
     (RequestRouter, "on_replica_actor_died", ["self", "replica_id"]),
     (RequestRouter, "update_replicas", ["self", "replicas"]),
+    (DeploymentHandle, "options", ["stream", "response_serialization"]),
+    (DeploymentHandle, "_init", ["kwargs"]),
+    (InitHandleOptions, "__init__", ["_run_router_in_separate_loop"]),
     (RunningReplica, "try_send_request", ["self", "pr", "with_rejection"]),
 ]
 
