@@ -87,17 +87,20 @@ class ByteDetokenizer:
 
     def feed(self, token_id: int) -> str:
         """See `Detokenizer.feed`."""
-        data = self._next(token_id)
-        if not self._begun:
-            self._begun = self._table.counts(token_id)
-        self._fed = self._fed or bool(data)
-        text, self._pending = split_complete(self._pending + data)
-        return text
+        return self._take(token_id, self._next(token_id))
 
     def span(self, token_id: int) -> Span:
         """See `Detokenizer.span`."""
         data = self._next(token_id)
-        return Span(self.feed(token_id), data)
+        return Span(self._take(token_id, data), data)
+
+    def _take(self, token_id: int, data: bytes) -> str:
+        if not self._begun:
+            self._begun = self._table.counts(token_id)
+        if data:
+            self._fed = True
+        text, self._pending = split_complete(self._pending + data)
+        return text
 
     def peek(self, token_id: int) -> Span:
         """See `Detokenizer.peek`."""

@@ -37,6 +37,11 @@ def token_out(token: Token, text: Detokenizer, thinking: bool = False) -> TokenO
         text: the answer's, up to this token; takes it.
         thinking: whether it is thought, or a marker of thinking.
     """
+    if not (token.top or token.rejected):  # most tokens
+        span = text.span(token.id)
+        broken = () if span.data == span.text.encode() else ((token.id, span.data),)
+        usual = (token.id, span.text, token.source, token.kind, token.logprob, token.entropy_bits)
+        return TokenOut(*usual, broken=broken, thinking=thinking)
     others = {other: text.peek(other) for other, _ in token.top}
     rejected = tuple(name_of_part(span.text, span.data) for span in map(text.peek, token.rejected))
     span = text.span(token.id)

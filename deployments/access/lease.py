@@ -97,15 +97,17 @@ class Lease:
         """What of a batch is for the client, counted as sent."""
         if self._admission is None:
             return batch
+        begun = False
         for event in batch:
-            if isinstance(event, Begun):
-                self.prompt_tokens = event.prompt_tokens
-            elif isinstance(event, Chunk):
-                self.sources.update(token.source for token in event.tokens)
+            if isinstance(event, Chunk):
+                for token in event.tokens:
+                    self.sources[token.source] += 1
             elif isinstance(event, Usage):
                 self.usage = event
+            elif isinstance(event, Begun):
+                self.prompt_tokens, begun = event.prompt_tokens, True
         self._charge()
-        return tuple(event for event in batch if not isinstance(event, Begun))
+        return tuple(event for event in batch if not isinstance(event, Begun)) if begun else batch
 
     def scored(self, prompt_tokens: int) -> None:
         """Count the tokens read for scores or embeddings."""
