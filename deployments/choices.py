@@ -84,8 +84,8 @@ class ChoiceEvents:
         self._common = {**_common(head), "object": form.part}
         self._logprobs = call.sampling.logprobs is not None
         self._usage = job.include_usage
-        told = self._logprobs or call.sampling.token_details or job.extras != NO_EXTRAS
-        self._only_text = not (told or may_call(call))
+        more = self._logprobs or call.sampling.token_details or job.extras != NO_EXTRAS
+        self._only_text = not (more or may_call(call))
         self._begun: set[int] = set()
         self._around: dict[int, tuple[str, str]] = {}
 
