@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ SAID = ['quote " and \\', "line\nand \u2028 separator \u0085", "", "\u00e9\U0001
 CHUNKS = [
     Chunk(index, text, (TokenOut(1, text, "large", TokenKind.DECODED, -0.5),)) for text in SAID for index in (0, 1)
 ] + [Chunk(0, "", (), FinishReason.STOP, stop="END"), Chunk(1, "x", (), FinishReason.LENGTH)]
-ENDPOINTS = {
+ENDPOINTS: dict[str, tuple[Callable[[dict[str, Any]], Job], Callable[[], Format], dict[str, Any]]] = {
     "text": (completion_job, CompletionFormat, {"prompt": "p"}),
     "chat": (chat_job, ChatFormat, {"messages": [{"role": "user", "content": "p"}]}),
 }
