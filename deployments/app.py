@@ -62,16 +62,16 @@ ENDING_S = 15.0
 def build_app(
     config: TurnoutConfig, load: PoolLoader = load_engine, late: Mapping[str, int] | None = None
 ) -> serve.Application:
-    """One ingress and one deployment per pool. What did not change since the last time keeps its replicas.
+    """One ingress and one deployment per pool that runs in replicas; unchanged ones keep theirs from the last time.
 
     Args:
         config: checked already.
-        load: makes a pool inside its replica; it is pickled, so it must be importable there.
+        load: makes a pool inside its replica, or inside the ingress; it is pickled, so it must be importable there.
         late: by pool, replicas of the version before that may fail; see `deployments.serve_status.unsettled_pools`.
     """
-    pools = {name: pool_app(name, config, load, (late or {}).get(name, 0)) for name in config.pools}
-    ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config))
-    return ingress.bind(config, pools)
+    pools = {name: pool_app(name, config, load, (late or {}).get(name, 0)) for name in config.replica_pools}
+    ingress = _versioned(serve.deployment(Ingress, **ingress_options(config)), ingress_version(config, load))
+    return ingress.bind(config, pools, load)
 
 
 def pool_app(name: str, config: TurnoutConfig, load: PoolLoader, late: int = 0) -> serve.Application:
@@ -93,7 +93,7 @@ def build(arguments: dict[str, str]) -> serve.Application:
 
 def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
     """As `build_app`, for an application that is deployed now."""
-    begin(APP_NAME, {name: pool_version(name, config, load) for name in config.pools})
+    begin(APP_NAME, {name: pool_version(name, config, load) for name in config.replica_pools})
     return build_app(config, load, unsettled_pools(APP_NAME))
 
 
@@ -109,9 +109,17 @@ class RunningServer:
     store: EmbeddedStore | None = None
 
     def stats(self) -> dict[str, list[PoolStats]]:
-        """What each replica of each pool holds right now; nothing of a pool that has none."""
+        """What each replica of each pool holds right now; nothing of a pool that has none.
+
+        A pool that the ingress answers itself has one: the ingress.
+        """
+        ingress = serve.get_deployment_handle("ingress", APP_NAME)
+        inside: dict[str, list[PoolStats]] = ingress.inside.remote().result(timeout_s=10)
         found = {}
         for name in self.pools:
+            if name in inside:
+                found[name] = inside[name]
+                continue
             try:
                 answers = serve.get_deployment_handle(f"pool-{name}", APP_NAME).broadcast("stats")
                 found[name] = answers.results(timeout_s=10)
@@ -259,7 +267,7 @@ def start_local_ray(config: TurnoutConfig) -> Path | None:
     Raises:
         TurnoutError: it is too small for the pools, has no folder that can be written, or has not started.
     """
-    needed = math.ceil(sum(num_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
+    needed = math.ceil(sum(num_replicas(pool) * _num_cpus(config, pool) for pool in config.replica_pools.values()))
     if config.ray.num_cpus is not None and config.ray.num_cpus < needed:
         raise invalid("ray.num_cpus", f"must be at least {needed}, for the replicas of all pools and their actors")
     _prepare_environment()
@@ -302,7 +310,7 @@ def _num_cpus(config: TurnoutConfig, pool: PoolConfig) -> float:
 
 def _most_cpus(config: TurnoutConfig) -> int:
     """For as many replicas as there may ever be: logical CPUs cost nothing."""
-    return math.ceil(sum(most_replicas(pool) * _num_cpus(config, pool) for pool in config.pools.values()))
+    return math.ceil(sum(most_replicas(pool) * _num_cpus(config, pool) for pool in config.replica_pools.values()))
 
 
 def _prepare_environment() -> None:

@@ -1,17 +1,28 @@
-"""The Serve ingress: one deployment answers both gRPC and HTTP. It never imports torch."""
+"""The Serve ingress: one deployment answers both gRPC and HTTP.
+
+It imports torch only where it answers a pool itself: one whose models are all endpoints.
+"""
 
 from __future__ import annotations
 
+import os
+
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.backend import Backend
 from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
+from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
+from deployments.pool_answers import PoolAnswers
+from deployments.pool_deployment import PoolLoader
 from deployments.remote import RemoteBackend
 from deployments.serve_internals import route_in_this_loop
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import RequestLog
+from turnout.calls import PoolStats
 from turnout.config import TurnoutConfig
 from turnout.gc_freeze import freeze_loaded
 from turnout.tracing import set_up
@@ -19,28 +30,50 @@ from turnout.tracing import set_up
 
 @serve.ingress()
 class Ingress(GrpcServicer):
-    """Holds the service over one handle per pool."""
+    """Holds the service over all pools.
 
-    def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]) -> None:
-        backends = {name: _backend(name, config, handle) for name, handle in pools.items()}
+    Args:
+        config: the whole configuration.
+        pools: handles of the pools that run in replicas, by name; the others are loaded here.
+        load: makes these.
+    """
+
+    def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle], load: PoolLoader) -> None:
         telemetry = config.telemetry
         set_up(telemetry.traces, "ingress")
+        place = f"{ray.util.get_node_ip_address()} pid {os.getpid()}"
+        self._inside = {
+            name: LocalBackend(PoolAnswers(load(name, config), place=place))
+            for name in config.pools
+            if name not in pools
+        }
+        backends: dict[str, Backend] = {
+            name: self._inside[name] if name in self._inside else _remote(name, config, pools[name])
+            for name in config.pools
+        }
         log = RequestLog(telemetry.logs) if telemetry.logs is not None else None
         self.service = GenerationService(config, backends, Metrics(telemetry.slo, config.pools), log)
         freeze_loaded()
 
-    def __del__(self) -> None:
-        """Serve calls this before it ends the process."""
+    async def inside(self) -> dict[str, list[PoolStats]]:
+        """What the pools that are answered here hold right now."""
+        return {name: await backend.stats() for name, backend in self._inside.items()}
+
+    async def __del__(self) -> None:
+        """Serve awaits this before it ends the process."""
         service = getattr(self, "service", None)  # there is none where it could not be made
-        if service is not None:
-            service.close()
+        if service is None:
+            return
+        service.close()
+        for backend in self._inside.values():
+            await backend.close()
 
     def __serve_build_asgi_app__(self) -> object:
         """The HTTP side."""
         return build_http(self.service)
 
 
-def _backend(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> RemoteBackend:
+def _remote(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> RemoteBackend:
     pool = config.pools[name]
     sleeps = pool.autoscaling is not None and pool.autoscaling.min_replicas == 0
     sticky = pool.routing.sticky if pool.routing is not None else None

@@ -251,7 +251,7 @@ def check_room(
 
     Args:
         config: whose pools are to be served.
-        bundles: what one replica of each pool asks for.
+        bundles: what one replica asks for, of each pool that runs in replicas.
         nodes: what each live node offers in all.
         more: what an autoscaler may add; None: the nodes are all there will be.
 
@@ -264,7 +264,7 @@ def check_room(
     left = None if more is None else more.beyond(nodes)
     hosts = [*nodes, *(each.resources for each in (left.addable if left is not None else ()))]
     waiting, unknown, wanted = [], list[str](), list[Replica]()
-    for name, pool in config.pools.items():
+    for name, pool in config.replica_pools.items():
         replica = Replica(name, tuple(bundles[name]), pool.placement.strategy)
         placement.check_hosts(name, replica.pieces, hosts)
         _check_spread(replica, len(nodes), 0 if left is None else left.count)

@@ -97,8 +97,8 @@ def replica_bundles(config: TurnoutConfig, pool: PoolConfig) -> list[dict[str, f
 
 
 def all_bundles(config: TurnoutConfig) -> dict[str, list[dict[str, float]]]:
-    """What one replica of each pool asks of nodes."""
-    return {name: replica_bundles(config, pool) for name, pool in config.pools.items()}
+    """What one replica asks of nodes, of each pool that runs in replicas."""
+    return {name: replica_bundles(config, pool) for name, pool in config.replica_pools.items()}
 
 
 def num_replicas(pool: PoolConfig) -> int:
@@ -164,14 +164,18 @@ def pool_version(name: str, config: TurnoutConfig, load: Callable[..., Any]) -> 
         "engine": config.engine.model_dump(mode="json"),
         "kvstore": config.kvstore.model_dump(mode="json"),
         "telemetry": config.telemetry.model_dump(mode="json", include={"traces", "audit"}),
-        "load": f"{load.__module__}.{load.__qualname__}",
+        "load": _named(load),
     }
     return _digest(json.dumps(values, sort_keys=True), sources_digest())
 
 
-def ingress_version(config: TurnoutConfig) -> str:
+def ingress_version(config: TurnoutConfig, load: Callable[..., Any]) -> str:
     """Names what the ingress runs."""
-    return _digest(config.model_dump_json(), sources_digest())
+    return _digest(config.model_dump_json(), _named(load), sources_digest())
+
+
+def _named(load: Callable[..., Any]) -> str:
+    return f"{load.__module__}.{load.__qualname__}"
 
 
 def _digest(*parts: str) -> str:

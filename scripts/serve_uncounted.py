@@ -7,6 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from cli.main import main
 from deployments import app
 from deployments.ingress import Ingress
+from deployments.pool_deployment import PoolLoader
 from deployments.telemetry.request_trace import UntracedRequests
 from turnout.config import TurnoutConfig
 
@@ -16,9 +17,9 @@ class UncountedIngress(Ingress):
 
     # Serve makes constructors of ingresses coroutines.
     async def __init__(  # type: ignore[misc]
-        self, config: TurnoutConfig, pools: dict[str, DeploymentHandle]
+        self, config: TurnoutConfig, pools: dict[str, DeploymentHandle], load: PoolLoader
     ) -> None:
-        await super().__init__(config, pools)  # type: ignore[misc]
+        await super().__init__(config, pools, load)  # type: ignore[misc]
         self.service.tracer = UntracedRequests(self.service.metrics)
 
 

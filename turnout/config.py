@@ -187,6 +187,13 @@ class TurnoutConfig(Section):
         """Models whose files are computed with here, by name: all but endpoints."""
         return {name: model for name, model in self.models.items() if model.endpoint is None}
 
+    @property
+    def replica_pools(self) -> dict[str, PoolConfig]:
+        """Pools that run in replicas, by name: all but those of endpoints alone, which the ingress answers itself."""
+        return {
+            name: pool for name, pool in self.pools.items() if any(each in self.local_models for each in pool.members)
+        }
+
     def endpoint_roles(self, pool: PoolConfig) -> dict[str, str]:
         """Models of a pool that are endpoints, by role."""
         return {role: name for role, name in pool.roles.items() if self.models[name].endpoint is not None}

@@ -107,6 +107,12 @@ def check_pool(name: str, pool: PoolConfig, elsewhere: Mapping[str, str]) -> Non
             f"must be colocated: {why}; serve a model in actors by a pool of its own, and name that as an endpoint"
         )
         raise invalid(f"{place}.placement.models", message)
+    if len(elsewhere) == len(pool.roles):
+        alone = "the pool's models are endpoints alone, and the ingress answers it"
+        if pool.autoscaling is not None:
+            raise invalid(f"{place}.autoscaling", f"must be absent: {alone}")
+        if pool.replicas != 1:
+            raise invalid(f"{place}.replicas", f"must be 1: {alone}; see max_ongoing_requests and max_concurrency")
     for field in ("reuse", "draft"):
         if getattr(pool, field) is not None:
             raise invalid(f"{place}.{field}", f"must be absent: it needs the tokens of the pool's models, and {why}")

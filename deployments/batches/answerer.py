@@ -20,8 +20,8 @@ from deployments.batches.disk import named
 from deployments.batches.job_directory import JobDirectory, Spent
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, Result, answer_line, failed, not_asked, request_id_of, seed_of
-from deployments.batches.local_backend import LocalBackend
 from deployments.batches.retry import retried
+from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.request_fields import MAX_PROMPTS

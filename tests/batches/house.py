@@ -15,8 +15,8 @@ import openai
 from fastapi import FastAPI, Request
 
 from deployments.access.callers import Caller, caller_of
-from deployments.batches.local_backend import LocalBackend
 from deployments.http import build_http
+from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.service import GenerationService

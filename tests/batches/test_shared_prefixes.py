@@ -14,9 +14,9 @@ import pytest
 from deployments.batches import job as job_module
 from deployments.batches.job import BatchJob
 from deployments.batches.lines import Line
-from deployments.batches.local_backend import LocalBackend
 from deployments.batches.records import BatchRecord
 from deployments.batches.store import BatchStore
+from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica, load_engine
 from deployments.service import GenerationService

@@ -81,7 +81,7 @@ def test_versions_change_with_what_they_name(tmp_path: Path) -> None:
     server = config.server.model_copy(update={"http_port": 1234})
     elsewhere = config.model_copy(update={"server": server})
     assert pool_version("p", elsewhere, load_scripted) == version
-    assert ingress_version(elsewhere) != ingress_version(config)
+    assert ingress_version(elsewhere, load_scripted) != ingress_version(config, load_scripted)
     assert pool_version("p", with_block_size(config, 8), load_scripted) != version
     assert pool_version("p", config, asyncio.sleep) != version
 

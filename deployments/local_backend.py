@@ -1,4 +1,4 @@
-"""A pool in this process as a front end sees it: for jobs that answer requests without a server."""
+"""A pool in this process as a front end sees it: no replica of it is asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from deployments.backend import Batch
-from deployments.pool_deployment import PoolReplica
+from deployments.pool_answers import PoolAnswers
 from turnout.calls import (
     Failure,
     GenerateCall,
@@ -23,55 +23,63 @@ T = TypeVar("T")
 
 
 class LocalBackend:
-    """See `deployments.backend.Backend`.
+    """The `Backend` of a pool in this process.
 
     Args:
-        replica: the pool.
+        answers: of the pool.
     """
 
-    def __init__(self, replica: PoolReplica) -> None:
-        self._replica = replica
+    def __init__(self, answers: PoolAnswers) -> None:
+        self._answers = answers
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches of events, the last one ending in Usage."""
-        async with aclosing(self._replica.stream(call)) as batches:
+        async with aclosing(self._answers.stream(call)) as batches:
             async for batch in batches:
-                _value(batch[-1])
+                *events, last = batch
+                if isinstance(last, Failure):
+                    if events:
+                        yield tuple(events)
+                    raise last.error
                 yield batch
 
     async def complete(self, call: GenerateCall) -> Batch:
         """The whole answer at once."""
-        answer = await self._replica.complete(call)
+        answer = await self._answers.complete(call)
         _value(answer[-1])
         return answer
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion."""
-        return _value(await self._replica.score(call))
+        return _value(await self._answers.score(call))
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings of texts."""
-        return _value(await self._replica.embed(call))
+        return _value(await self._answers.embed(call))
 
     async def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""
-        return self._replica.models()
+        return self._answers.models()
 
     async def methods(self) -> list[MethodDescription]:
         """Every registered decoding method."""
-        return self._replica.methods()
+        return self._answers.methods()
 
     async def stats(self) -> list[PoolStats]:
         """What the pool holds right now."""
-        return [self._replica.stats()]
+        return [self._answers.stats()]
 
     async def tokens(self, call: GenerateCall) -> tuple[tuple[int, ...], str]:
         """What a call gives its models to read, as token ids and as text."""
-        return _value(await self._replica.tokens(call))
+        return _value(await self._answers.tokens(call))
 
     async def forget(self, tenant: str) -> None:
         """Drop what was learned of a tenant's texts."""
-        await self._replica.forget(tenant)
+        await self._answers.forget(tenant)
+
+    async def close(self) -> None:
+        """Free everything that the pool holds."""
+        await self._answers.close()
 
 
 def _value(answer: T | Failure) -> T:
