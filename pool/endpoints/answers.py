@@ -27,7 +27,7 @@ class Drafts:
     @classmethod
     async def write(cls, request: TextRequest, models: TextModels, role: str, call: GenerateCall) -> Drafts:
         """Write the answers of a call by the model of a role."""
-        apart = TextRequest(request.call, one_model=request.one_model)
+        apart = TextRequest(request.call, one_model=request.one_model, shadow=request.shadow)
         found: list[list[Chunk]] = [[] for _ in range(call.sampling.n)]
         async with aclosing(models.answer(apart, role, call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import aiohttp
 
 from pool.concurrency import ConcurrencyLimiter
 from pool.endpoints.breaker import Attempt, Breaker
+from pool.endpoints.shadow_places import ShadowPlaces
 from pool.endpoints.sse import EventReader, TooLongEventError
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.endpoint_config import EndpointConfig
@@ -27,6 +28,7 @@ MOST_REFUSAL = 64 << 10  # bytes of a refusal that are read
 MOST_ANSWER = 64 << 20  # bytes of an answer that comes in one piece
 MOST_WAITING = 100_000  # the pool's own places bound what waits
 DONE = "[DONE]"
+END_S = 0.05  # between the last event of a stream and its end
 LIMITED, TIMED_OUT, UNAUTHORISED, FORBIDDEN, NO_SUCH = 429, 408, 401, 403, 404
 
 log = logging.getLogger(__name__)
@@ -127,6 +129,7 @@ class EndpointClient:
         self.config = config
         self.breaker = Breaker(name, config.breaker_failures, config.breaker_open_s, clock)
         self.places = ConcurrencyLimiter(name, config.max_concurrency, MOST_WAITING, strict=True, kind="endpoint")
+        self._shadow_places = ShadowPlaces(name, self.places, config.max_concurrency)
         self.counts = Counts()
         self._key = Key(config.key_file, f"models.{name}.endpoint.key_file")
         self._base = config.url.rstrip("/")
@@ -138,7 +141,9 @@ class EndpointClient:
             await self._session.close()
             self._session = None
 
-    async def events(self, path: str, body: Mapping[str, Any], tenant: str, rank: int = 0) -> AsyncIterator[Any]:
+    async def events(
+        self, path: str, body: Mapping[str, Any], tenant: str, rank: int = 0, shadow: bool = False
+    ) -> AsyncIterator[Any]:
         """One attempt: the JSON values of an answer as they come, of a stream or of one piece.
 
         Closing the iterator closes the connection, so that the server stops.
@@ -148,14 +153,15 @@ class EndpointClient:
             body: of the request.
             tenant: whose it is: places are shared fairly.
             rank: of the tenant's requests that wait, the lowest goes first.
+            shadow: it is a shadow, which takes no place, and no try of the breaker, from a request.
 
         Raises:
             AttemptError: the endpoint refuses, fails, or the answer breaks off.
-            TurnoutError: UNAVAILABLE: its breaker is open.
+            TurnoutError: UNAVAILABLE: its breaker is open; CANCELLED: no place is free for a shadow.
         """
         self.breaker.check()
-        async with self.places.hold(tenant, rank=rank):
-            with self.breaker.attempt() as attempt:
+        async with self._place(tenant, rank, shadow):
+            with nullcontext(Attempt(lambda _: None)) if shadow else self.breaker.attempt() as attempt:
                 async with self._counted() as began, aclosing(self._answer(path, body, attempt)) as values:  # type: ignore[type-var]
                     first = True
                     async for value in values:
@@ -166,6 +172,16 @@ class EndpointClient:
                             self.counts.first_s += time.perf_counter() - began
                         yield value
                 attempt.succeeded()
+
+    @asynccontextmanager
+    async def _place(self, tenant: str, rank: int, shadow: bool) -> AsyncIterator[None]:
+        if shadow:
+            with self._shadow_places.hold():
+                yield
+            return
+        self._shadow_places.make_room()
+        async with self.places.hold(tenant, rank=rank):
+            yield
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[float]:
@@ -211,6 +227,7 @@ class EndpointClient:
             async for piece in response.content.iter_any():
                 for event in reader.feed(piece):
                     if event.strip() == DONE:
+                        await _finish(response)
                         return
                     yield self._value(event, attempt)
         except TooLongEventError:
@@ -295,6 +312,14 @@ class EndpointClient:
                 headers={"User-Agent": "turnout"},
             )
         return self._session
+
+
+async def _finish(response: aiohttp.ClientResponse) -> None:
+    """Read the end of a stream whose last event has come: only then its connection can be used again."""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(END_S):
+            while await response.content.readany():
+                pass
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:

@@ -24,11 +24,13 @@ class TextRequest:
         call: with its seed; the whole of what is asked.
         work: what has been done for it.
         one_model: the caller asked for one model: no other one answers.
+        shadow: it runs again what has been answered; see `pool.endpoints.shadow_places`.
     """
 
     call: GenerateCall
     work: Work = field(default_factory=Work)
     one_model: bool = False
+    shadow: bool = False
 
     @property
     def seed(self) -> int:
@@ -81,11 +83,12 @@ class TextModels:
         Raises:
             TurnoutError: no model could answer, or an answer broke off that cannot continue elsewhere.
         """
-        names = [self.roles[role]] if request.one_model else self._in_turn(role)
+        names = [self.roles[role]] if request.one_model or request.shadow else self._in_turn(role)
         for place, name in enumerate(names):
             passed_on = _PassedOn()
             try:
-                async with aclosing(self.models[name].answer(call, request.work)) as chunks:  # type: ignore[type-var]
+                answered = self.models[name].answer(call, request.work, request.shadow)
+                async with aclosing(answered) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         passed_on.take(chunk)
                         yield chunk

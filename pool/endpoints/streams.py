@@ -32,6 +32,9 @@ async def together(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[i
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
+        except asyncio.CancelledError as error:  # of this source alone: it would be waited for
+            queue.put_nowait(error)
+            raise
 
     tasks = [asyncio.create_task(drain(*each)) for each in enumerate(sources)]
     left = len(tasks)

@@ -69,10 +69,10 @@ class TextModel(Protocol):
     name: str
     num_parameters: int
 
-    def answer(self, call: GenerateCall, work: Work) -> AsyncIterator[Chunk]:
+    def answer(self, call: GenerateCall, work: Work, shadow: bool = False) -> AsyncIterator[Chunk]:
         """Answer a call alone: chunks of `sampling.n` answers; what it took is added to `work` at the end.
 
-        Closing the iterator frees everything.
+        Closing the iterator frees everything. A shadow is not worth a second try.
 
         Raises:
             TurnoutError: UNAVAILABLE or RESOURCE_EXHAUSTED: another model may answer instead.
@@ -97,7 +97,7 @@ class LocalModel:
         self.name = name
         self.num_parameters = pool.members[name].num_parameters
 
-    async def answer(self, call: GenerateCall, work: Work) -> AsyncIterator[Chunk]:
+    async def answer(self, call: GenerateCall, work: Work, shadow: bool = False) -> AsyncIterator[Chunk]:
         """See `TextModel.answer`."""
         asked = replace(call, model=self.name, method=None, params={}, include_prompt_len=False)
         async with aclosing(self.pool.generate(asked)) as events:  # type: ignore[type-var]
@@ -138,15 +138,15 @@ class EndpointModel:
         self._step_s = 0.0
         self._pause = pause
 
-    async def answer(self, call: GenerateCall, work: Work) -> AsyncIterator[Chunk]:
+    async def answer(self, call: GenerateCall, work: Work, shadow: bool = False) -> AsyncIterator[Chunk]:
         """See `TextModel.answer`."""
         if call.sampling.n > 1 and self.client.config.dialect == "llama.cpp":  # whose servers know no n
-            singles = [self._once(one_of(call, index), work) for index in range(call.sampling.n)]
+            singles = [self._once(one_of(call, index), work, shadow) for index in range(call.sampling.n)]
             async with aclosing(together(singles)) as chunks:  # type: ignore[type-var]
                 async for index, chunk in chunks:
                     yield replace(chunk, index=index)
             return
-        async with aclosing(self._once(call, work)) as own:  # type: ignore[type-var]
+        async with aclosing(self._once(call, work, shadow)) as own:  # type: ignore[type-var]
             async for chunk in own:
                 yield chunk
 
@@ -154,7 +154,7 @@ class EndpointModel:
         """See `TextModel.step_seconds`."""
         return self._step_s
 
-    async def _once(self, call: GenerateCall, work: Work) -> AsyncIterator[Chunk]:
+    async def _once(self, call: GenerateCall, work: Work, shadow: bool) -> AsyncIterator[Chunk]:
         """One request, made again while nothing of its answer has been passed on."""
         path, body = request_body(self._filled(call), self.name, self.client.config)
         if call.sampling.thinking_token_budget is not None and self.client.config.dialect != "vllm":
@@ -164,7 +164,7 @@ class EndpointModel:
         while True:
             reader, passed_on, first_s = AnswerReader(self.name, call.sampling.n), False, 0.0
             try:
-                async with aclosing(self.client.events(path, body, call.tenant, rank)) as values:  # type: ignore[type-var]
+                async with aclosing(self.client.events(path, body, call.tenant, rank, shadow)) as values:  # type: ignore[type-var]
                     async for value in values:
                         for chunk in _as_wanted(self._read(reader, value), call):
                             first_s = first_s or time.perf_counter()
@@ -180,7 +180,7 @@ class EndpointModel:
                     return
                 if passed_on:
                     raise TurnoutError(failed.error.code, f"{failed.error.message}; the answer broke off") from None
-                if not failed.again or tries == self.client.config.retries:
+                if not failed.again or shadow or tries == self.client.config.retries:
                     raise failed.error from None
                 wait_s = _pause_s(tries, failed.error)
                 if wait_s is None:

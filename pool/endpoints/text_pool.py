@@ -22,7 +22,7 @@ from pool.endpoints.streams import until
 from pool.endpoints.text_model import EndpointModel, LocalModel, TextModel
 from pool.pool import Pool, held_place
 from pool.request_defaults import RequestDefaults
-from pool.routing import PoolRouting, Routing
+from pool.routing import SHADOW_TENANT, PoolRouting, Routing
 from pool.text import TextTokenizer
 from pool.token_rate import Rate
 from pool.usage import billed
@@ -115,7 +115,8 @@ class TextPool:
             TurnoutError: a policy, an artifact or the log's file is at fault, or a policy needs more than texts.
         """
         if self._config.routing is not None:
-            alone = self._config.replicas == 1 and self._config.autoscaling is None
+            # Without a model here the pool is in the ingress, whose successor comes before it goes.
+            alone = bool(self._local) and self._config.replicas == 1 and self._config.autoscaling is None
             self.routing = PoolRouting(self._config.routing, self.name, self.model_pool, alone=alone)
             self.routing.check(self.intake())
 
@@ -208,7 +209,8 @@ class TextPool:
         asked = replace(
             call, deadline_s=None, session="", limits=NO_LIMITS, decided=None, include_decision=False, explain=False
         )
-        request = TextRequest(asked, one_model=call.model != self.name)
+        shadow = prepared.account == SHADOW_TENANT
+        request = TextRequest(asked, one_model=call.model != self.name, shadow=shadow)
         run = load(METHODS, plan.method.name, "method").run
         first_s = 0.0
         async with aclosing(run(request, self._models, plan.params)) as chunks:

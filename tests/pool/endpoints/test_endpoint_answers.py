@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -72,3 +73,20 @@ async def test_what_stopped_an_answer_is_passed_on(site):
     sent = stream(event({"content": "a"}), b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
     chunks, _ = await answer(site.pool(None, await site.server(sent)), ask())
     assert chunks[-1].stop == "END"
+
+
+async def test_a_connection_is_used_again_where_the_end_of_a_stream_comes_after_its_last_event(site, monkeypatch):
+    monkeypatch.setattr("pool.endpoints.client.END_S", 30.0)
+    ports = set()
+
+    async def script(request, body):
+        ports.add(request.transport.get_extra_info("peername")[1])
+        response = await words("a")(request, body)
+        for _ in range(10):  # the client reads the last event before the end is written
+            await asyncio.sleep(0)
+        return response
+
+    pool = site.pool(None, await site.server(script))
+    for _ in range(3):
+        await answer(pool, ask())
+    assert len(ports) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -190,3 +191,47 @@ async def test_a_route_to_a_method_that_needs_tokens_is_refused_when_the_pool_is
     arms = {"a": {"share": 1.0, "method": {"name": "speculative"}}}
     with pytest.raises(TurnoutError, match="needs the tokens of its models"):
         site.pool(small, large, {"routing": {"policy": {"name": "split", "params": {"arms": arms}}}})
+
+
+# Shadows
+
+
+def to_model(role: str) -> dict[str, Any]:
+    return {"name": "split", "params": {"arms": {role: {"share": 1.0, "method": {"name": "plain", "model": role}}}}}
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+SHADOW = {"share": 1.0, "policy": to_model("small"), "beside": 9}
+SHADOWED = {"routing": {"policy": to_model("large"), "shadow": SHADOW}}
+HELD = stream(event({"content": "held"}), holds=True)
+
+
+async def test_a_request_ends_the_shadow_that_has_the_last_place_of_an_endpoint(site):
+    small, large = await site.server(HELD, words("s")), await site.server(words("l"))
+    pool = site.pool(small, large, SHADOWED, max_concurrency=1)
+    assert text_of((await answer(pool, ask()))[0]) == "l"
+    await until(lambda: small.running)
+    assert text_of((await answer(pool, ask(model="little")))[0]) == "s"
+    await until(lambda: small.closed.is_set() and not pool.stats().shadows)
+    assert pool.stats().shadows_dropped == 1
+    assert pool.stats().endpoints[0].breaker == "closed"
+
+
+async def test_a_shadow_takes_no_place_that_a_request_has_and_is_not_tried_again(site):
+    small, large = await site.server(HELD, refusal(500)), await site.server(words("l"))
+    pool = site.pool(small, large, SHADOWED, max_concurrency=1, breaker_failures=1)
+    request = pool.generate(ask(model="little"))
+    await anext(request)
+    await answer(pool, ask())
+    await until(lambda: pool.stats().shadows_dropped)
+    assert len(small.bodies) == 1
+    await request.aclose()
+    await answer(pool, ask())
+    await until(lambda: len(small.bodies) == 2 and not pool.stats().shadows)
+    assert len(large.bodies) == 2
+    assert {each.breaker for each in pool.stats().endpoints} == {"closed"}
