@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -20,6 +20,9 @@ from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.gc_freeze import freeze_loaded
 from turnout.tracing import flush, set_up
+
+if TYPE_CHECKING:
+    from pool.local_pool import LocalPool
 
 PoolLoader = Callable[[str, TurnoutConfig], Pool]
 
@@ -37,7 +40,7 @@ def load_engine(name: str, config: TurnoutConfig) -> Pool:
     return _load_here(name, config)
 
 
-def _load_here(name: str, config: TurnoutConfig) -> Pool:
+def _load_here(name: str, config: TurnoutConfig) -> LocalPool:
     from pool.local_pool import LocalPool
 
     # Ray limits a replica's threads to its logical CPUs; the configuration's "all cores" means the machine's.

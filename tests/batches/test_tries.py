@@ -46,7 +46,7 @@ class Ending:
         self.beside: dict[str, int] = {}
         self._running = 0
         self._made = Answerer(Task(folder / "work", batch_config(folder), "demo", 0, concurrency), load_fake_pool)
-        self._pool = self._made._service._backends["demo"]._replica._pool  # type: ignore[attr-defined]
+        self._pool = self._made._service._backends["demo"]._answers._pool  # type: ignore[attr-defined]
         self._generate, self._pool.generate = self._pool.generate, self.generate
         self._work: asyncio.Task[None] | None = None
 

@@ -144,7 +144,7 @@ async def test_what_a_killed_process_had_answered_is_not_asked_again(tmp_path: P
     kept = place.partly()
     second = answerer(tmp_path, concurrency=40)
     asked: list[str] = []
-    pool = second._service._backends["demo"]._replica._pool  # type: ignore[attr-defined]
+    pool = second._service._backends["demo"]._answers._pool  # type: ignore[attr-defined]
     original = pool.generate
 
     def generate(call: Any) -> Any:
@@ -257,7 +257,7 @@ async def test_models_that_are_away_for_long_stop_a_block_and_no_line_fails(
     monkeypatch.setitem(answerer_module.PASSING, Code.UNAVAILABLE, 0.5)
     place = place_of(tmp_path, 8)
     made = answerer(tmp_path)
-    pool = made._service._backends["demo"]._replica._pool  # type: ignore[attr-defined]
+    pool = made._service._backends["demo"]._answers._pool  # type: ignore[attr-defined]
     original = pool.generate
 
     async def away(call: Any) -> Any:

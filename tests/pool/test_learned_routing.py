@@ -243,7 +243,7 @@ def test_samples_of_a_job_are_shared_out_among_its_lines(pair_folder: Path, arti
         try:
             made({"block": place.blocks()})
         finally:
-            made._run(made._service._backends["pair"]._replica._pool.close())  # type: ignore[attr-defined]
+            made._run(made._service._backends["pair"]._answers._pool.close())  # type: ignore[attr-defined]
             made.close()
         return list(place.records(answered=True))
 
