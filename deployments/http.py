@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -161,7 +161,7 @@ def _add_health(app: FastAPI, service: GenerationService) -> None:
     @app.get("/ping")
     @app.post("/ping")
     async def ping() -> Response:
-        return Response(status_code=503 if await service.health() == "unavailable" else 200)
+        return PlainTextResponse(status_code=503 if await service.health() == "unavailable" else 200)
 
     @app.get("/version")
     async def version() -> Response:

@@ -40,7 +40,11 @@ def schema(site: Site) -> Any:
 
 
 STREAMED = [each for each in CASES if each.arguments.get("stream") and each.then == "read" and each.tenant == "acme"]
-PATHS = {"completions.create": "/v1/completions", "chat.completions.create": "/v1/chat/completions"}
+PATHS = {
+    "completions.create": "/v1/completions",
+    "chat.completions.create": "/v1/chat/completions",
+    "responses.create": "/v1/responses",
+}
 
 
 @pytest.mark.parametrize("case", STREAMED, ids=lambda case: case.name)
@@ -51,7 +55,7 @@ def test_every_event_of_a_stream_fits_the_document(site: Site, schema: Any, case
     assert (answer.status_code == 200) == answer.headers["content-type"][0].startswith("text/event-stream")
 
 
-def test_streams_of_both_endpoints_are_among_the_cases() -> None:
+def test_streams_of_every_endpoint_are_among_the_cases() -> None:
     assert {each.call for each in STREAMED} == set(PATHS)
     assert len(STREAMED) >= 10
 
