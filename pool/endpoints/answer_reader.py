@@ -42,10 +42,12 @@ class AnswerReader:
     Args:
         source: name of the model.
         n: answers that were asked for.
+        alternatives: whether alternatives to a token were asked for; otherwise those that a server adds are left out.
     """
 
-    def __init__(self, source: str, n: int) -> None:
+    def __init__(self, source: str, n: int, alternatives: bool = True) -> None:
         self._source = source
+        self._with_alternatives = alternatives
         self._answers = [_Answer() for _ in range(n)]
         self._usage: dict[str, Any] = {}
         self.pieces = 0
@@ -69,7 +71,7 @@ class AnswerReader:
             ValueError: it is none of OpenAI's API.
         """
         try:
-            if usage := value.get("usage"):
+            if usage := value.get("usage") or _usage_of_timings(value.get("timings")):
                 self._usage = dict(usage)
             found = [self._choice(choice) for choice in value.get("choices") or ()]
         except (AttributeError, KeyError, TypeError, IndexError) as error:
@@ -170,7 +172,7 @@ class AnswerReader:
 
     def _token(self, text: str, logprob: float | None, top: Any) -> TokenOut:
         alternatives, seen = [], False
-        for place, (other, value) in enumerate(top, start=1):
+        for place, (other, value) in enumerate(top if self._with_alternatives else (), start=1):
             mine = other == text and not seen
             seen = seen or mine
             alternatives.append((0 if mine else place, str(other), float(value)))
@@ -190,6 +192,18 @@ def _content(given: Any) -> tuple[str, str]:
         else:
             text += part.get("text") or ""
     return text, thought
+
+
+def _usage_of_timings(timings: Any) -> dict[str, Any] | None:
+    """Usage so far, where an event of llama.cpp has its timings."""
+    if not isinstance(timings, dict):
+        return None
+    cached = _count(timings.get("cache_n"))
+    return {
+        "prompt_tokens": cached + _count(timings.get("prompt_n")),
+        "completion_tokens": _count(timings.get("predicted_n")),
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def _count(value: Any) -> int:

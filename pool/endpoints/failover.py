@@ -85,7 +85,7 @@ class TextModels:
         """
         names = [self.roles[role]] if request.one_model or request.shadow else self._in_turn(role)
         for place, name in enumerate(names):
-            passed_on = _PassedOn()
+            passed_on, before = _PassedOn(), _written(request, name)
             try:
                 answered = self.models[name].answer(call, request.work, request.shadow)
                 async with aclosing(answered) as chunks:  # type: ignore[type-var]
@@ -98,8 +98,8 @@ class TextModels:
                 if following is None or error.code not in MAY_BE_ELSEWHERE:
                     raise
                 if passed_on.begun:
+                    self._count(request, name, passed_on, before)
                     call = self._continued(call, passed_on, error)
-                    self._count(request, name, passed_on)
                 verb = "continued" if passed_on.begun else "answered"
                 request.work.note(f"{following} {verb} in place of {name}: {error.message}")
                 request.work.switches += 1
@@ -136,8 +136,17 @@ class TextModels:
         template = replace(call.template, continue_final_message=True, add_generation_prompt=None)
         return replace(call, messages=messages, sampling=sampling, template=template)
 
-    def _count(self, request: TextRequest, name: str, passed_on: _PassedOn) -> None:
-        """Count what a model wrote whose usage never came."""
-        tokens = passed_on.tokens
-        meter = ModelMeter(self.models[name].num_parameters, decode_tokens=tokens, generated_tokens=tokens)
-        request.work.meter.merge(Meter({name: meter}))
+    def _count(self, request: TextRequest, name: str, passed_on: _PassedOn, before: int) -> None:
+        """Count what a model wrote, as it says itself, or by what was passed on."""
+        counted = _written(request, name) - before
+        if not counted:
+            tokens = passed_on.tokens
+            meter = ModelMeter(self.models[name].num_parameters, decode_tokens=tokens, generated_tokens=tokens)
+            request.work.meter.merge(Meter({name: meter}))
+        passed_on.tokens = max(passed_on.tokens, counted)
+
+
+def _written(request: TextRequest, name: str) -> int:
+    """Tokens that a model is known to have written for a request."""
+    meter = request.work.meter.models.get(name)
+    return meter.generated_tokens if meter is not None else 0

@@ -53,7 +53,12 @@ def request_body(call: GenerateCall, name: str, config: EndpointConfig) -> tuple
     Raises:
         TurnoutError: INVALID_ARGUMENT: the call has what the endpoint's dialect has no field for; names the field.
     """
-    body: dict[str, Any] = {"model": config.model, "stream": True, "stream_options": {"include_usage": True}}
+    usage = {"include_usage": True}
+    body: dict[str, Any] = {"model": config.model, "stream": True, "stream_options": usage}
+    if config.dialect == "vllm":  # counts in each event, so that what breaks off is paid for as well
+        usage["continuous_usage_stats"] = True
+    elif config.dialect == "llama.cpp":
+        body["timings_per_token"] = True
     if call.messages is not None:
         path = CHAT
         body["messages"] = [_message(turn) for turn in call.messages]
@@ -159,12 +164,14 @@ def _add_sampling(body: dict[str, Any], sampling: SamplingParams, name: str, dia
     if sampling.n > 1:
         body["n"] = sampling.n
     if sampling.logprobs is not None:
+        # llama.cpp takes 0 for none at all in completions, and an absence for twenty in chats.
+        most = max(sampling.logprobs, 1) if dialect == "llama.cpp" else sampling.logprobs
         if chat:
             body["logprobs"] = True
-            if sampling.logprobs:
-                body["top_logprobs"] = sampling.logprobs
+            if most:
+                body["top_logprobs"] = most
         else:
-            body["logprobs"] = sampling.logprobs
+            body["logprobs"] = most
 
 
 def _add_structure(body: dict[str, Any], structure: Structure, name: str, dialect: Dialect) -> None:

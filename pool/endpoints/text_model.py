@@ -18,7 +18,7 @@ from pool.endpoints.streams import together
 from pool.pool import Pool
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from turnout.calls import Chunk, GenerateCall, Usage
-from turnout.cost import Meter
+from turnout.cost import Meter, ModelMeter
 from turnout.errors import Code, TurnoutError
 from turnout.pool_stats import EndpointStats
 
@@ -162,7 +162,8 @@ class EndpointModel:
         rank = call.rank + (BATCH_RANK if call.priority == "batch" else 0)
         tries = 0
         while True:
-            reader, passed_on, first_s = AnswerReader(self.name, call.sampling.n), False, 0.0
+            reader = AnswerReader(self.name, call.sampling.n, alternatives=bool(call.sampling.logprobs))
+            passed_on, first_s = False, 0.0
             try:
                 async with aclosing(self.client.events(path, body, call.tenant, rank, shadow)) as values:  # type: ignore[type-var]
                     async for value in values:
@@ -179,6 +180,7 @@ class EndpointModel:
                     self._done(call, reader, first_s, work)
                     return
                 if passed_on:
+                    self._add(call, reader, work)
                     raise TurnoutError(failed.error.code, f"{failed.error.message}; the answer broke off") from None
                 if not failed.again or shadow or tries == self.client.config.retries:
                     raise failed.error from None
@@ -205,16 +207,21 @@ class EndpointModel:
         return TurnoutError(Code.UNAVAILABLE, f"endpoint {self.name!r}: {reason}")
 
     def _done(self, call: GenerateCall, reader: AnswerReader, first_s: float, work: Work) -> None:
-        meter = reader.meter(self.num_parameters, estimated_tokens(call))
-        work.meter.merge(Meter({self.name: meter}))
+        meter = self._add(call, reader, work)
         work.prompt_tokens = meter.prompt_tokens + meter.cached_tokens
         work.cached_tokens = meter.cached_tokens
         work.reasoning_tokens += reader.reasoning_tokens
-        for note in reader.notes:
-            work.note(note)
         if meter.generated_tokens > 1:
             step_s = (time.perf_counter() - first_s) / (meter.generated_tokens / call.sampling.n)
             self._step_s += (step_s - self._step_s) * (STEP_WEIGHT if self._step_s else 1.0)
+
+    def _add(self, call: GenerateCall, reader: AnswerReader, work: Work) -> ModelMeter:
+        """Count what it read and wrote, also for an answer that broke off."""
+        meter = reader.meter(self.num_parameters, estimated_tokens(call))
+        work.meter.merge(Meter({self.name: meter}))
+        for note in reader.notes:
+            work.note(note)
+        return meter
 
     def stats(self) -> EndpointStats:
         """What it was asked, and how it is."""

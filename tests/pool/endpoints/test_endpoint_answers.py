@@ -90,3 +90,43 @@ async def test_a_connection_is_used_again_where_the_end_of_a_stream_comes_after_
     for _ in range(3):
         await answer(pool, ask())
     assert len(ports) == 1
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp", "openai"])
+async def test_what_broke_off_is_counted_as_the_server_counts_it(site, dialect):
+    """vLLM merges tokens into one event where a client is slow; its counts, and llama.cpp's, come with each event."""
+    shown = {"choices": [{"index": 0, "delta": {"content": "one two"}}]}
+    shown |= {
+        "vllm": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}},
+        "llama.cpp": {"timings": {"cache_n": 4, "prompt_n": 3, "predicted_n": 3}},
+        "openai": {},
+    }[dialect]
+    large = await site.server(stream(b"data: " + json.dumps(shown).encode() + b"\n\n", dies=True))
+    small = await site.server(words(" three", usage=(9, 1)))
+    pool = site.pool(small, large, {"failover": {"continue_elsewhere": True}}, dialect="vllm")
+    pool.models_by_name["big"].client.config = pool.models_by_name["big"].client.config.model_copy(
+        update={"dialect": dialect}
+    )
+    chunks, usage = await answer(pool, ask(sampling={"max_tokens": 9}))
+    assert text_of(chunks) == "one two three"
+    broken = usage.models["big"]
+    if dialect == "openai":  # four characters of a prompt, and pieces of text, stand for tokens
+        assert (broken.prompt_tokens, broken.generated_tokens) == (1, 1)
+        assert "reports no usage" in " ".join(usage.notes)
+    else:
+        assert (broken.prompt_tokens + broken.cached_tokens, broken.generated_tokens) == (7, 3)
+    assert small.bodies[0]["max_tokens"] == 9 - broken.generated_tokens
+    assert usage.completion_tokens == broken.generated_tokens + 1
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+async def test_llama_cpp_gives_log_probabilities_only_with_alternatives(site, asked):
+    top = [{"token": other, "logprob": -0.5} for other in "abc"[: max(asked, 1)]]
+    said = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": top}]}
+    large = await site.server(stream(event({"content": "a"}, "stop", logprobs=said)))
+    chunks, _ = await answer(site.pool(None, large, dialect="llama.cpp"), ask(sampling={"logprobs": asked}))
+    assert [len(token.top) for chunk in chunks for token in chunk.tokens] == [asked]
+    assert large.bodies[0]["top_logprobs"] == max(asked, 1)
+    prompt = replace(ask(sampling={"logprobs": asked}), messages=None, prompt="hi")
+    await answer(site.pool(None, large, dialect="llama.cpp"), prompt)
+    assert large.bodies[1]["logprobs"] == max(asked, 1)
