@@ -23,6 +23,7 @@ from actors.protocol import (
     unpack_tokens,
 )
 from decoding.constraints.base import Constraint
+from decoding.constraints.thinking import look_astride
 from decoding.model import Model
 from decoding.sequence import Sequence
 from decoding.thinking import Thinking
@@ -257,6 +258,7 @@ class Replicas:
     async def _made(self, structure: Structure, tenant: str, thinking: Thinking | None) -> Constraint:
         """Compile what the answer must fit, after its thinking."""
         inner = (await self._tokenizer.structures.made(structure, tenant)).clone()
+        await look_astride(thinking, self._tokenizer, len(self._tokenizer))
         made = bound(inner, thinking, self._tokenizer, structure)
         assert made is not None
         return made

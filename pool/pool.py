@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.artifacts import Artifacts
+from decoding.constraints.thinking import look_astride
 from decoding.model import ModelPool
 from decoding.sequence import Sequence
 from decoding.thinking import Thinking
@@ -134,6 +135,8 @@ class Pool:
             prepared = await self.intake().admit(call)
             constraint = await self.tokenizer.structures.admit(prepared.call.sampling, self.vocab_size, call.tenant)
             thinking = with_structure(prepared.thinking, constraint)
+            if constraint is not None:
+                await look_astride(thinking, self.tokenizer, len(self.tokenizer))
             prepared = replace(prepared, constraint=constraint, thinking=thinking)
             untold = call.include_prompt_len
             async with self._started(prepared) as (events, queue_s):

@@ -5,6 +5,7 @@ Also the thinking budget: after its number of tokens the tokens of its end marke
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence as Rows
 from copy import copy
@@ -219,6 +220,18 @@ class ThinkingConstraint:
             twin = type(self)(*self._args, inner, self.end_ids, self.vocab_size)
             twin._at, twin._place = list(self._at), self._place.clone()
             return twin
+
+
+async def look_astride(thinking: Thinking | None, tokens: TokenText, vocab_size: int) -> None:
+    """Read the vocabulary for `ThinkingConstraint`, off the event loop, where the end of thinking is text.
+
+    Args:
+        thinking: of an answer whose structure follows it.
+        tokens: the pool's tokenizer; what is read is kept per object.
+        vocab_size: number of tokens that it knows.
+    """
+    if thinking is not None and thinking.channels is None and thinking.end.token is None:
+        await asyncio.to_thread(_astride, tokens, vocab_size, thinking.end.text.encode())
 
 
 @lru_cache(maxsize=8)
