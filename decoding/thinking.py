@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from decoding.model import TokenText
+    from decoding.sequence import Sequence
 
 BLANK = " \t\r\n"
+TAIL = 64  # tokens of a prompt in which its template may begin the thinking
 LONGEST_HEADER = 256  # characters of a channel's header, after which it is taken for text
 
 
@@ -103,6 +105,12 @@ class Thinking:
         if self.channels is not None:
             return ChannelSplitter(self.channels, self.start)
         return TagSplitter(self, spelled)
+
+
+def start_after(tail: str, begin: str, end: str) -> Start:
+    """Return where a prompt leaves the answer, by the text it ends with and the texts of a pair of markers."""
+    tail = tail.rstrip(BLANK)
+    return "inside" if begin and tail.endswith(begin) else "closed" if end and tail.endswith(end) else "open"
 
 
 class Splitter(Protocol):
@@ -302,6 +310,7 @@ class ThinkingWalk:
         # Bytes as characters: what is matched need not end where a character does.
         self._splitter = thinking.splitter(lambda text: text.encode().decode("latin-1"))
         self._due = 0
+        self._begun = self.thinks
         self.num_thought = 0
         self.num_reasoning = 0
 
@@ -315,6 +324,11 @@ class ThinkingWalk:
         """True inside thinking."""
         return self.phase is Phase.THINKING
 
+    @property
+    def ended(self) -> bool:
+        """True where thinking has been, and is over."""
+        return self._begun and self.phase is Phase.ANSWER
+
     def feed(self, token_id: int) -> bool:
         """Take the next token; return whether it is no part of the answer: thought, or a marker of thinking."""
         due, before = self.due(), self.phase
@@ -325,6 +339,7 @@ class ThinkingWalk:
             self._due = (self._due + 1) % len(self._thinking.end.ids) if token_id == due else 0
         elif before is Phase.THINKING and self.thinks:
             self.num_thought += 1
+        self._begun = self._begun or self.thinks
         said = any(part is Part.TEXT for part, _ in pieces)
         apart = self.thinks or before is Phase.THINKING
         if self._thinking.channels is not None:
@@ -347,3 +362,12 @@ class ThinkingWalk:
         twin = copy(self)
         twin._splitter = copy(self._splitter)
         return twin
+
+
+def answer_ids(seq: Sequence, tokens: TokenText) -> list[int]:
+    """Return the generated tokens of a sequence that are its answer: without thinking, and the token that ends it."""
+    ids = [token.id for token in seq.generated if token.id not in seq.end_ids]
+    if seq.thinking is None:
+        return ids
+    walk = ThinkingWalk(seq.thinking, tokens)
+    return [token for token in ids if not walk.feed(token)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from decoding.constraints.base import Constraint, allows
 from decoding.constraints.thinking import ThinkingConstraint
 from decoding.text import continue_with, text_within
-from decoding.thinking import BLANK, Channels, Marker, Part, Phase, Splitter, Start, Thinking
+from decoding.thinking import TAIL, Channels, Marker, Part, Phase, Splitter, Start, Thinking, start_after
 from pool.chat_turns import PROBE
 from pool.detokenizer import Detokenizer, Span
 from pool.text import TextTokenizer, added_tokens, template_of
@@ -38,7 +38,6 @@ PAIRS = (
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 HARMONY_BEGIN = "<|channel|>analysis<|message|>"
 HARMONY_END = "<|end|><|start|>assistant<|channel|>final<|message|>"
-TAIL = 64  # tokens of a prompt in which its template may begin the thinking
 NO_TOKEN = -1
 
 
@@ -139,8 +138,7 @@ def _start(thinking: Thinking, call: GenerateCall, prompt: Sequence[int], tokeni
             return "inside"
         if ended > begun or said.strip():
             return "closed"
-    tail = text_within(tokenizer, prompt[-TAIL:]).rstrip(BLANK)
-    return "inside" if tail.endswith(begin) else "closed" if tail.endswith(end) else "open"
+    return start_after(text_within(tokenizer, prompt[-TAIL:]), begin, end)
 
 
 def with_structure(thinking: Thinking | None, constraint: Constraint | None) -> Thinking | None:

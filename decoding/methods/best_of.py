@@ -16,6 +16,7 @@ from decoding.noise import derive_seed
 from decoding.recorder import watched
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
 from decoding.sequence import Sequence
+from decoding.thinking import answer_ids
 from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment
 
@@ -129,10 +130,7 @@ def choose(drafts: list[Sequence], values: list[float], models: ModelPool, mark:
     """
     if mark is None:
         return chosen(values)
-    texts = [
-        models.tokenizer.decode([token.id for token in draft.generated if token.id not in draft.end_ids])
-        for draft in drafts
-    ]
+    texts = [models.tokenizer.decode(answer_ids(draft, models.tokenizer)) for draft in drafts]
     return chosen(values, [final_answer(text, mark) for text in texts])
 
 

@@ -31,6 +31,7 @@ from decoding.steps import (
     tokens_written,
 )
 from decoding.text import text_within
+from decoding.thinking import ThinkingWalk
 from turnout.errors import invalid
 from turnout.registry import method
 from turnout.types import Segment
@@ -73,11 +74,13 @@ class StepSpeculationParams(CalibratedParams):
     max_steps: Annotated[int, Field(ge=1, le=10_000, description="steps after which nothing is drafted any more")] = 100
     first_steps: Annotated[int, Field(ge=0, le=10_000, description="steps at the start written by the large model")] = 0
     end_marks: Annotated[
-        tuple[Mark, ...],
+        tuple[Mark, ...] | None,
         Field(
-            max_length=16, description="after a step with one of these nothing is drafted any more: the end of thinking"
+            max_length=16,
+            description="after a step with one of these nothing is drafted any more; absent: after the end of thinking,"
+            " as the pool's `reasoning` finds it",
         ),
-    ] = ()
+    ] = None
     rest: Annotated[
         Literal["small", "large", "nobody"],
         Field(
@@ -190,6 +193,7 @@ class _Steps:
         """Segments: a kept step at once, the large model's as it writes."""
         seq, params = self._seq, self._params
         before: list[int] = []
+        walk = ThinkingWalk(seq.thinking, self._models.tokenizer) if seq.thinking is not None else None
         for index in range(params.max_steps):
             if seq.finished:
                 return
@@ -202,7 +206,7 @@ class _Steps:
                     async for segment in segments:
                         yield segment
             step = seq.tokens[start:]
-            if step == before or self._marks_end(step):
+            if step == before or self._marks_end(step, walk):
                 break
             before = step
         if params.rest != "nobody" and not seq.finished:
@@ -256,9 +260,16 @@ class _Steps:
             async for segment in rounds:
                 yield segment, within.ended
 
-    def _marks_end(self, step: list[int]) -> bool:
+    def _marks_end(self, step: list[int], walk: ThinkingWalk | None) -> bool:
+        """Return whether drafting ends with a step; `walk` stands before it."""
         marks = self._params.end_marks
-        return bool(marks) and any(mark in text_within(self._models.tokenizer, step) for mark in marks)
+        if marks is not None:
+            return any(mark in text_within(self._models.tokenizer, step) for mark in marks)
+        if walk is None:
+            return False
+        for token in step:
+            walk.feed(token)
+        return walk.ended
 
     def _written_by(self, model: Model) -> None:
         """Count a change of writer."""

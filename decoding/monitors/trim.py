@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
@@ -13,14 +14,14 @@ from decoding.model import ModelPool, Request
 from decoding.monitors._questions import ModelQuestions, NumberQuestions, Questions
 from decoding.monitors.base import Injection, Monitor
 from decoding.repetition import LoopFinder
-from decoding.text import codec_of, continuation_ids, text_within
+from decoding.text import TextCodec, codec_of, continuation_ids, text_within
+from decoding.thinking import TAIL, Marker, SpecialNames, Thinking, ThinkingWalk, start_after
 from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodParams
 from turnout.types import Segment
 from turnout.utf8 import split_complete
 
 WHERE = "method.params.monitor"
-PROMPT_END = 64  # tokens of a prompt in which its template may begin the thinking
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 PASSING = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)  # no judge can answer now
@@ -57,22 +58,31 @@ class TrimParams(MethodParams):
     loop_repeats: Annotated[int, Field(ge=2, le=64, description="times a block stands in a row: a loop")] = 4
     loop_tokens: Annotated[int, Field(ge=2, le=4096, description="least tokens of a whole loop")] = 48
     thinking_start: Annotated[
-        str,
+        str | None,
         Field(
             max_length=64,
-            description="text that begins the thinking, at the prompt's end or in the answer; until it or a cue stands"
-            " there, nothing steps in; empty: all of it is thinking",
+            description="text that begins the thinking, at the prompt's end or first in the answer; until it or a cue"
+            " stands there, nothing steps in; empty: all of it is thinking; absent: as the pool's `reasoning` finds it",
         ),
-    ] = "<think>"
+    ] = None
     thinking_end: Annotated[
-        str, Field(max_length=64, description="text that ends the thinking: nothing is watched after it; empty: none")
-    ] = "</think>"
+        str | None,
+        Field(
+            max_length=64,
+            description="text that ends the thinking: nothing is watched after it; empty: none; absent: as the pool's"
+            " `reasoning` finds it",
+        ),
+    ] = None
     conclude: Annotated[Text, Field(description="put in once thinking has converged")] = (
         "\n\nThe answer has been confirmed. Final answer: "
     )
-    force: Annotated[Text, Field(description="put in where thinking gives up or loops")] = (
-        "\n</think>\n\nThe best answer so far: "
-    )
+    force: Annotated[
+        Text | None,
+        Field(
+            description="put in where thinking gives up or loops; absent: the end of thinking and"
+            ' "The best answer so far: "'
+        ),
+    ] = None
 
 
 class TrimMonitor(Monitor):
@@ -94,15 +104,20 @@ class TrimMonitor(Monitor):
         params = self.params
         self._request = request
         self._codec = codec = codec_of(models, WHERE)
-        self._conclude, self._force = (continuation_ids(codec, text) for text in (params.conclude, params.force))
+        self._thinking = _thinking_of(params, request, codec)
+        self._conclude = continuation_ids(codec, params.conclude)
+        self._force = continuation_ids(codec, _forced(self._thinking) if params.force is None else params.force)
         self._questions: Questions = NumberQuestions()
         if params.asks == "small":
             texts = (params.existence, params.equivalence)
             self._questions = ModelQuestions(models.small, codec, request, *texts)
         self._loops = LoopFinder(params.loop_period, params.loop_repeats, params.loop_tokens)
         self._most = params.give_up_share * request.sequence.sampling.max_tokens
-        self._reach = max(map(len, (*params.cues, params.thinking_start, params.thinking_end)))
-        self._thinking = self._begun_in(request.sequence.tokens[-PROMPT_END:])
+        self._reach = max(map(len, params.cues))
+        self._walk = ThinkingWalk(self._thinking, codec) if self._thinking is not None else None
+        # An answer that is known to have no thinking is not watched for what might be one.
+        self._cues_begin = self._thinking is not request.sequence.thinking or self._thinking is None
+        self._thinks = self._walk is not None and self._walk.thinks
         self._thought = ""  # text since the last cue
         self._partial = b""  # of a character
         self._thoughts = self._tokens = self._unsent = 0
@@ -123,12 +138,14 @@ class TrimMonitor(Monitor):
             self._thought += added
             self._tokens += 1
             fresh = max(len(self._thought) - len(added) - self._reach, 0)
-            if self.params.thinking_end and self.params.thinking_end in self._thought[fresh:]:
-                self._done = True
-                return
-            self._thinking = self._thinking or self.params.thinking_start in self._thought[fresh:]
+            if self._walk is not None:
+                self._walk.feed(token.id)
+                self._thinks = self._thinks or self._walk.thinks
+                if self._walk.ended:
+                    self._done = True
+                    return
             self._split(fresh)
-            if self._loops.feed(token.id) is not None and self._thinking:
+            if self._loops.feed(token.id) is not None and self._thinks:
                 self._found = self._found or "loop"
         self._unsent += len(segment.tokens)
         if self._unsent >= self.params.send_every and self._waiting and (self._task is None or self._task.done()):
@@ -137,19 +154,16 @@ class TrimMonitor(Monitor):
             waiting, self._waiting = self._waiting, []
             self._task = asyncio.create_task(self._look(waiting))
 
-    def _begun_in(self, prompt: Sequence[int]) -> bool:
-        """Return whether thinking has begun, and not ended, in the last tokens of a prompt."""
-        written = text_within(self._codec, prompt)
-        start, end = self.params.thinking_start, self.params.thinking_end
-        return not start or written.rfind(start) > (written.rfind(end) if end else -1)
-
     def _split(self, fresh: int) -> None:
         """Close a thought at a cue, which begins the next one; characters before `fresh` hold none but its own."""
         places = [self._thought.find(cue, max(fresh, 1)) for cue in self.params.cues]
         cut = min((place for place in places if place >= 0), default=None)
         if cut is None:
             return
-        self._thinking = True
+        if self._cues_begin and not self._thinks:
+            self._thinks = True
+            if self._thinking is not None:
+                self._walk = ThinkingWalk(replace(self._thinking, start="inside"), self._codec)
         thought, self._thought = self._thought[:cut], self._thought[cut:]
         if thought.strip():
             sentences = [each for each in SENTENCE.split(thought) if each.strip()]
@@ -179,7 +193,7 @@ class TrimMonitor(Monitor):
 
     def intervene(self) -> Injection | None:
         """See `Monitor.intervene`."""
-        if self._done or not self._thinking:
+        if self._done or not self._thinks:
             return None
         if self._found is None and (self._tokens >= self._most or self._thoughts >= self.params.give_up_thoughts):
             self._found = "given_up"
@@ -187,7 +201,7 @@ class TrimMonitor(Monitor):
 
     def again(self, then: Callable[[tuple[int, ...]], bool], ended: bool) -> Injection | None:
         """See `Monitor.again`."""
-        if self._done or ended or not self._thinking:
+        if self._done or ended or not self._thinks:
             return None
         if then(self._conclude):
             return self._end("converged")
@@ -215,6 +229,31 @@ class TrimMonitor(Monitor):
                 self._task.cancel()
                 await asyncio.wait([self._task])
             self._questions.close()
+
+
+def _thinking_of(params: TrimParams, request: Request, codec: TextCodec) -> Thinking | None:
+    """Return how the answer's thinking is found: by the parameters' markers, else as everywhere; None: it is not."""
+    known, begin, end = request.sequence.thinking, params.thinking_start, params.thinking_end
+    if begin is None and end is None:
+        return known
+    markers = (known.begin, known.end) if known is not None else (Marker("", ()), Marker("", ()))
+    first, last = (
+        marker if text is None else _marker(text, codec) for marker, text in zip(markers, (begin, end), strict=True)
+    )
+    tail = text_within(codec, request.sequence.tokens[-TAIL:])
+    start = "inside" if begin == "" else start_after(tail, first.text, last.text) if first.text else "closed"
+    return Thinking(first, last, start=start)
+
+
+def _marker(text: str, codec: TextCodec) -> Marker:
+    ids = continuation_ids(codec, text)
+    special = len(ids) == 1 and isinstance(codec, SpecialNames) and codec.special_name(ids[0]) == text
+    return Marker(text, ids, ids[0] if special else None)
+
+
+def _forced(thinking: Thinking | None) -> str:
+    end = "" if thinking is None else thinking.end.text
+    return f"\n{end}\n\nThe best answer so far: " if end else "\n\nThe best answer so far: "
 
 
 PART = TrimMonitor

@@ -15,6 +15,7 @@ from decoding.fakes import ListText, TableModel, pair
 from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.sequence import Sequence
 from decoding.step_heads import StateHead
+from decoding.thinking import Marker, Start, Thinking
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Segment
 
@@ -36,6 +37,11 @@ class Characters(ListText):
 
 def ids(text: str) -> list[int]:
     return [ID[char] for char in text]
+
+
+def thinking(begin: str, end: str, start: Start) -> Thinking:
+    """Thinking between two texts."""
+    return Thinking(*(Marker(text, tuple(ids(text))) for text in (begin, end)), start=start)
 
 
 def text(tokens: list[int]) -> str:
@@ -106,9 +112,11 @@ async def answer(
 ) -> tuple[Sequence, list[Segment], Request]:
     """One request, run to the end of its method."""
     eos, delivered = options.pop("eos", (END,)), tuple(options.pop("delivered", ()))
+    found = options.pop("thinking", None)
     info = get_method(method)
     prompt = ids(prompt) if isinstance(prompt, str) else prompt
     seq = Sequence(prompt, SamplingParams(**{"max_tokens": 24, "temperature": 0.0, **options}), seed, eos)
+    seq.thinking = found
     request = Request("r", seq, delivered=delivered)
     async with aclosing(info.run(request, models, info.parse(params))) as stream:
         segments = [segment async for segment in stream]

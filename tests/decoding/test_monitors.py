@@ -14,7 +14,7 @@ from decoding.model import Readout, ReadSpec, Request
 from decoding.parts import PartChoice
 from decoding.repetition import LoopFinder
 from decoding.sequence import Sequence
-from tests.decoding.step_models import ALPHABET, ID, VOCAB, Characters, answer, line, pool, scripted, text
+from tests.decoding.step_models import ALPHABET, ID, VOCAB, Characters, answer, line, pool, scripted, text, thinking
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Segment, Token, TokenKind
@@ -150,6 +150,21 @@ async def test_nothing_is_watched_after_the_thinking() -> None:
     models = pool(scripted("small", line("a")), thoughts("b7777777"))
     seq, _, _ = await answer(models, "monitored", trim(thinking_end="abb"), max_tokens=40)
     assert "h" not in text(seq.tokens)
+
+
+async def test_the_thinking_that_the_pool_knows_is_watched_and_nothing_else() -> None:
+    def script(written: str) -> str:
+        return "h" if "g" in written else "?bcabcabcf"[len(written) % 10]
+
+    models = pool(scripted("small", line("a")), scripted("large", script))
+    params = trim(cues=["?"], give_up_share=0.5, loop_tokens=200, force="g")
+    for known, given_up in (
+        (thinking("e", "h", "inside"), True),
+        (thinking("e", "f", "inside"), False),
+        (thinking("e", "h", "closed"), False),
+    ):
+        _, _, request = await answer(models, "monitored", params, prompt="d", max_tokens=40, thinking=known)
+        assert any("given_up" in note for note in request.notes) == given_up, known
 
 
 @pytest.mark.parametrize("period", range(1, 33))

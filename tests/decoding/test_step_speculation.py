@@ -30,6 +30,7 @@ from tests.decoding.step_models import (
     pool,
     scripted,
     text,
+    thinking,
     with_head,
 )
 from tests.engine.harness import engine_model
@@ -157,9 +158,6 @@ async def test_a_step_without_room_for_the_question_is_graded_0() -> None:
     assert owners(seq) == "sl"
 
 
-# Ends
-
-
 async def test_a_repeated_step_hands_over_to_who_writes_the_rest() -> None:
     for rest, expected in (("small", "sss"), ("large", "ssl"), ("nobody", "ss")):
         models = pool(scripted("small", line("a", same=True)), grader("9" * 9))
@@ -170,9 +168,13 @@ async def test_a_repeated_step_hands_over_to_who_writes_the_rest() -> None:
 
 async def test_an_end_mark_and_the_last_step_hand_over_too() -> None:
     models = pool(scripted("small", line("a")), grader("9" * 9, own="h"))
-    for params, expected in (({"end_marks": ["a1"]}, "ssll"), ({"max_steps": 1}, "slll"), ({}, "ssss")):
-        seq, _, _ = await answer(models, "step_speculation", {**self_grade(), **params}, prompt=" ", max_tokens=16)
+    told: Any = {"max_tokens": 16, "thinking": thinking("e", "a1", "inside")}
+    for params, expected in (({"end_marks": ["a1"]}, "ssll"), ({"max_steps": 1}, "slll"), ({"end_marks": []}, "ssss")):
+        seq, _, _ = await answer(models, "step_speculation", {**self_grade(), **params}, " ", **told)
         assert owners(seq) == expected
+    for known, expected in ((thinking("e", "a1", "inside"), "ssll"), (thinking("e", "a1", "closed"), "ssss")):
+        told["thinking"] = known
+        assert owners((await answer(models, "step_speculation", self_grade(), " ", **told))[0]) == expected
 
 
 async def test_an_answer_may_end_inside_a_drafted_step() -> None:
