@@ -22,7 +22,7 @@ from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
 from deployments.request_fields import request_id
 from deployments.service import GenerationService
-from deployments.tools import CallReader, may_call
+from deployments.tools import reader_of
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.embed_calls import EmbedCall
 from turnout.errors import Code, TurnoutError
@@ -70,7 +70,7 @@ class GrpcServicer:
         with _status(grpc_context, names):
             call, model = await self._asked(grpc_context, data, names)
             answer = await self.service.generate(call)
-            message = messages.answer_message(call.request_id, model, answer, _reader(call))
+            message = messages.answer_message(call.request_id, model, answer, reader_of(call))
             check_answer_bytes(message.ByteSize())
             return message
         return pb.GenerateResponse()
@@ -82,7 +82,7 @@ class GrpcServicer:
         names: dict[str, str] = {}
         with _status(grpc_context, names):
             call, model = await self._asked(grpc_context, data, names)
-            reader = _reader(call)
+            reader = reader_of(call)
             async with aclosing(self.service.stream(call)) as batches:
                 async for batch in batches:
                     yield messages.chunk_message(call.request_id, model, batch, reader)
@@ -163,10 +163,6 @@ class GrpcServicer:
         grpc_context.set_details("Watch is not offered; call Check")
         raise RefusedError
         yield
-
-
-def _reader(call: GenerateCall) -> CallReader | None:
-    return CallReader() if may_call(call) else None
 
 
 def _generate_call(data: bytes, names: dict[str, str]) -> GenerateCall:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deployments.openai_format import ChatFormat, DetailedFormat, Format
 from deployments.request_fields import BodyPart
-from deployments.tools import ToolChatFormat, may_call
+from deployments.tools import ToolChatFormat, reader_of
 from turnout.calls import GenerateCall
 from turnout.errors import invalid
 from turnout.registry import validated
@@ -69,6 +69,7 @@ def format_of(form: Format, call: GenerateCall) -> Format:
         form: of the endpoint.
         call: any call of the request; all ask for the same.
     """
-    if may_call(call) and isinstance(form, ChatFormat):
-        form = ToolChatFormat(form)
+    reader = reader_of(call)
+    if reader is not None and isinstance(form, ChatFormat):
+        form = ToolChatFormat(form, reader)
     return DetailedFormat(form) if call.sampling.token_details else form

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -26,7 +26,7 @@ from turnout.registry import validated
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
 from turnout.tool_formats.grammar import CallRules
-from turnout.tool_formats.parser import Argued, Called, CallParser, Ended, Event, Said
+from turnout.tool_formats.parser import NO_FUNCTIONS, Argued, Called, CallParser, Ended, Event, Said
 from turnout.tools import Tool, ToolCall, ToolCallPart
 from turnout.types import FinishReason
 
@@ -211,10 +211,16 @@ def _schemas(tools: list[ToolBody]) -> dict[str, Any]:
     return made
 
 
-def may_call(call: GenerateCall) -> bool:
-    """Whether calls of tools are to be read out of a call's answers."""
+def functions_of(call: GenerateCall) -> Mapping[str, Any] | None:
+    """JSON schemas of arguments by function that a call's answers may call; None: they may call none."""
     structure = call.sampling.structure
-    return structure is not None and structure.kind == "tools"
+    return CallRules.of(structure).functions if structure is not None and structure.kind == "tools" else None
+
+
+def reader_of(call: GenerateCall) -> CallReader | None:
+    """Make a reader of a call's answers; None: they may call nothing."""
+    functions = functions_of(call)
+    return None if functions is None else CallReader(functions)
 
 
 @dataclass(slots=True)
@@ -259,9 +265,13 @@ class CallReader:
 
     What is no call stays text. A call whose arguments are cut, or are no JSON, is text of a whole answer; in a stream
     its parts are given before that is known, and the rest is text.
+
+    Args:
+        functions: JSON schemas of arguments by function; see `CallParser`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Mapping[str, Any] = NO_FUNCTIONS) -> None:
+        self._functions = functions
         self._readings: dict[int, _Reading] = {}
 
     def whole(self, chunk: Chunk) -> Chunk:
@@ -306,7 +316,7 @@ class CallReader:
 
     def _new(self, chunk: Chunk) -> _Reading:
         form = tool_format(chunk.tool_format)
-        return _Reading(CallParser(form), form.short_ids)
+        return _Reading(CallParser(form, self._functions), form.short_ids)
 
 
 def _whole_calls(chunk: Chunk) -> Chunk:
@@ -326,9 +336,9 @@ def _is_object(arguments: str) -> bool:
 class ToolChatFormat:
     """The chat endpoint's format, with calls read out of the answers."""
 
-    def __init__(self, form: ChatFormat) -> None:
+    def __init__(self, form: ChatFormat, reader: CallReader) -> None:
         self._form = form
-        self._reader = CallReader()
+        self._reader = reader
         self.prefix, self.whole, self.part = form.prefix, form.whole, form.part
 
     def choice(self, chunk: Chunk, logprobs: bool) -> ChatChoice:

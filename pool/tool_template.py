@@ -180,7 +180,8 @@ class ToolTemplate:
         return [{"role": role, "content": text}, *turns]
 
     def _description(self, tools: list[dict[str, Any]]) -> str:
-        example = self.form.written([ToolCall("", "FUNCTION", '{"NAME": VALUE, ...}')])
+        syntax = self.form.syntaxes[0]
+        example = syntax.framed([("FUNCTION", syntax.arguments.example)])
         lines = [
             "You may call functions to help with the user's request. These are the functions, as JSON:",
             *(_json(each["function"]) for each in tools),
@@ -189,8 +190,8 @@ class ToolTemplate:
             example,
         ]
         if not self.form.single:
-            pair = [ToolCall("", name, "{...}") for name in ("FIRST", "SECOND")]
-            lines += ["To call several at once, write:", self.form.written(pair)]
+            pair = [(name, syntax.arguments.short) for name in ("FIRST", "SECOND")]
+            lines += ["To call several at once, write:", syntax.framed(pair)]
         return "\n".join([*lines, "You get the results in the next message. Otherwise answer in words."])
 
 

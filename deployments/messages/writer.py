@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar, cast
@@ -27,7 +27,7 @@ from deployments.messages.answers import (
 from deployments.openai_format import HTTP_STATUS, token_object, usage_object
 from deployments.schemas import Job
 from deployments.surface import Head
-from deployments.tools import CallReader, may_call
+from deployments.tools import CallReader, functions_of
 from turnout.calls import Begun, Chunk, GenerateCall, TokenOut, Usage
 from turnout.errors import Code, TurnoutError
 from turnout.json_lines import json_line
@@ -70,13 +70,13 @@ class Options:
     """What a request says of the form of its answer.
 
     Attributes:
-        reads_calls: whether tools may be called.
+        functions: JSON schemas of arguments by function that may be called; None: none may.
         shows_thinking: whether the text of thinking is written.
         shows_tokens: whether each token is reported.
         max_tokens: most tokens that were asked for.
     """
 
-    reads_calls: bool
+    functions: Mapping[str, Any] | None
     shows_thinking: bool
     shows_tokens: bool
     max_tokens: int
@@ -84,12 +84,12 @@ class Options:
     @classmethod
     def of(cls, call: GenerateCall, shows_thinking: bool) -> Options:
         """Those of a call."""
-        return cls(may_call(call), shows_thinking, call.sampling.token_details, call.sampling.max_tokens)
+        return cls(functions_of(call), shows_thinking, call.sampling.token_details, call.sampling.max_tokens)
 
 
 def message_object(head: Head, options: Options, chunk: Chunk, usage: Usage) -> MessageObject:
     """Write a whole answer."""
-    read = CallReader().whole(chunk) if options.reads_calls else chunk
+    read = chunk if options.functions is None else CallReader(options.functions).whole(chunk)
     content: list[ContentBlock] = []
     if read.reasoning:
         shown = read.reasoning if options.shows_thinking else ""
@@ -165,7 +165,7 @@ class MessageEvents:
     def __init__(self, head: Head, options: Options) -> None:
         self._head = head
         self._options = options
-        self._reader = CallReader() if options.reads_calls else None
+        self._reader = None if options.functions is None else CallReader(options.functions)
         self._began = False
         self._open = ""
         self._index = -1

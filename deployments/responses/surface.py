@@ -28,7 +28,7 @@ from deployments.responses.store import KeptResponse, ResponseStore
 from deployments.responses.translation import Asked, translate
 from deployments.schemas import Job
 from deployments.surface import Head
-from deployments.tools import CallReader, may_call
+from deployments.tools import reader_of
 from turnout.calls import Chunk, Usage
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.json_lines import json_line
@@ -75,8 +75,9 @@ class ResponsesSurface:
     async def whole(self, head: Head, job: Job, chunks: Sequence[Chunk], usage: Usage) -> Mapping[str, Any]:
         """See `deployments.surface.Surface`."""
         output = Output(self._id, _logprobs(job))
+        reader = reader_of(job.calls[0])
         for chunk in chunks:
-            output.add(CallReader().whole(chunk) if may_call(job.calls[0]) else chunk)
+            output.add(chunk if reader is None else reader.whole(chunk))
         output.end()
         return await self._finished(head, output, usage)
 
@@ -90,7 +91,7 @@ class ResponsesSurface:
                 begun = self._response(head, "in_progress")
                 yield lines.event({"type": "response.created", "response": begun})
                 yield lines.event({"type": "response.in_progress", "response": begun})
-                reader, usage = CallReader() if may_call(job.calls[0]) else None, None
+                reader, usage = reader_of(job.calls[0]), None
                 async for batch in _from(first, batches):
                     for each in batch:
                         if isinstance(each, Chunk):

@@ -98,7 +98,7 @@ def test_a_stream_tells_what_the_whole_answer_is(
     reasoning: list[str], texts: list[str], num_calls: int, shows: bool, stop: Any
 ) -> None:
     chunks, call = chunks_of(reasoning, texts, CALLS[:num_calls], stop=stop), call_of(seed=1)
-    options = Options(False, shows, False, 64)
+    options = Options(None, shows, False, 64)
     events = streamed(chunks, options, call)
     expected = whole(chunks, options, call)
     assert assembled(events) == expected
@@ -123,7 +123,7 @@ def test_a_stream_tells_what_the_whole_answer_is(
     ],
 )
 def test_why_an_answer_ended(last: dict[str, Any], max_tokens: int, reason: str, sequence: str | None) -> None:
-    made = whole(chunks_of([], ["x"], (), **last), Options(False, True, False, max_tokens), call_of(seed=1))
+    made = whole(chunks_of([], ["x"], (), **last), Options(None, True, False, max_tokens), call_of(seed=1))
     assert (made["stop_reason"], made["stop_sequence"]) == (reason, sequence)
     usage = made["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == PROMPT_TOKENS

@@ -212,7 +212,7 @@ def test_bad_input_is_refused_by_name(body: dict[str, Any], field: str) -> None:
 
 
 def test_a_whole_answer_with_a_call() -> None:
-    form = ToolChatFormat(ChatFormat())
+    form = ToolChatFormat(ChatFormat(), CallReader())
     made = form.choice(Chunk(0, "See.\n" + MARK + CALL + END_MARK, (), FinishReason.STOP), False)
     [call] = made["message"]["tool_calls"]
     assert made["finish_reason"] == "tool_calls"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ from tests.constrained import byte_compiler, fits
 from turnout.calls import Chunk
 from turnout.structure import Structure
 from turnout.tool_formats import recognised, tool_format, tool_formats
-from turnout.tool_formats.base import MARKED
+from turnout.tool_formats.base import JSON, MARKED
 from turnout.tool_formats.grammar import CallRules
 from turnout.tool_formats.json_scanner import JsonScanner
+from turnout.tool_formats.parser import NO_FUNCTIONS
+from turnout.tool_formats.schemas import kind_of
 from turnout.tools import ToolCall
 from turnout.types import FinishReason
 
@@ -30,12 +34,21 @@ CITY = {
 }
 FUNCTIONS = {"weather": CITY, "now": {"type": "object", "additionalProperties": False}}
 CALLS = [ToolCall("", "weather", '{"city": "Bern"}'), ToolCall("", "now", "{}")]
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=3).map(lambda each: json.dumps(each, ensure_ascii=False))
+
+
+def objects(names: st.SearchStrategy[str]) -> tuple[st.SearchStrategy[Any], st.SearchStrategy[str]]:
+    """Values, and arguments, whose members have some names."""
+    values: st.SearchStrategy[Any] = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=8,
+    )
+    return values, st.dictionaries(names, values, max_size=3).map(lambda each: json.dumps(each, ensure_ascii=False))
+
+
+VALUES, ARGUMENTS = objects(st.text())
+# Formats that quote no names have only such.
+PLAIN_ARGUMENTS = objects(st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,9}", fullmatch=True))[1]
 REASON = FinishReason.STOP
 
 
@@ -43,13 +56,28 @@ def calls_of(name: str) -> list[ToolCall]:
     return CALLS[:1] if tool_format(name).single else CALLS
 
 
-def whole(name: str, text: str) -> Chunk:
-    return CallReader().whole(Chunk(0, text, (), REASON, tool_format=name))
+def as_json(name: str) -> bool:
+    """Whether the format has arguments as JSON."""
+    return tool_format(name).syntaxes[0].arguments is JSON
 
 
-def streamed(name: str, text: str, cuts: list[int]) -> list[Chunk]:
+def schema_of(arguments: str) -> dict[str, Any]:
+    """A schema that says of each argument what it is."""
+    members = {key: {"type": kind_of(value)} for key, value in json.loads(arguments).items()}
+    return {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": members}}}
+
+
+def values_of(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def whole(name: str, text: str, functions: Mapping[str, Any] = NO_FUNCTIONS) -> Chunk:
+    return CallReader(functions).whole(Chunk(0, text, (), REASON, tool_format=name))
+
+
+def streamed(name: str, text: str, cuts: list[int], functions: Mapping[str, Any] = NO_FUNCTIONS) -> list[Chunk]:
     """An answer read in pieces that end at some characters."""
-    reader, ends = CallReader(), [*sorted({cut for cut in cuts if 0 < cut < len(text)}), len(text)]
+    reader, ends = CallReader(functions), [*sorted({cut for cut in cuts if 0 < cut < len(text)}), len(text)]
     pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     chunks = [reader.part(Chunk(0, piece, (), tool_format=name)) for piece in pieces[:-1]]
     return [*chunks, reader.part(Chunk(0, pieces[-1], (), REASON, tool_format=name))]
@@ -77,24 +105,27 @@ def joined(chunks: list[Chunk]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40)
-@given(arguments=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 300), max_size=30))
-def test_what_is_written_is_read_in_any_pieces(name: str, arguments: list[str], cuts: list[int]) -> None:
+@given(data=st.data(), cuts=st.lists(st.integers(0, 300), max_size=30))
+def test_what_is_written_is_read_in_any_pieces(name: str, data: st.DataObject, cuts: list[int]) -> None:
     form = tool_format(name)
+    arguments = data.draw(st.lists(ARGUMENTS if as_json(name) else PLAIN_ARGUMENTS, min_size=1, max_size=3))
+    functions = {f"f.{place}": schema_of(each) for place, each in enumerate(arguments)}
     calls = [ToolCall("", f"f.{place}", each) for place, each in enumerate(arguments[: 1 if form.single else 3])]
     text = form.written(calls)
     if form.syntaxes[0].mark:
         text = "Let me {see}.\n" + text
     expected = [(call.name, call.arguments) for call in calls]
-    read = whole(name, text)
-    assert [(call.name, call.arguments) for call in read.tool_calls] == expected
+    read = whole(name, text, functions)
+    found = [(call.name, call.arguments) for call in read.tool_calls]
+    assert found == expected if as_json(name) else values_of(found) == values_of(expected)
     assert read.text == ("Let me {see}.\n" if form.syntaxes[0].mark else "")
-    chunks = streamed(name, text, cuts)
-    assert joined(chunks) == expected
+    chunks = streamed(name, text, cuts, functions)
+    assert joined(chunks) == found
     assert "".join(chunk.text for chunk in chunks) == read.text
     assert all((len(call.id) == 9) == form.short_ids for call in read.tool_calls)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", filter(as_json, NAMES))
 def test_arguments_come_as_they_are_written(name: str) -> None:
     """After each character, what has come of the arguments is the beginning of them, and no more than one behind."""
     call = ToolCall("", "weather", '{"city": "Bern", "days": [1, 2]}')
@@ -105,6 +136,18 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
     for place, chunk in enumerate(chunks):
         so_far += "".join(part.arguments for part in chunk.call_parts)
         assert so_far == text[start : place + 1][: len(call.arguments)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_among_arguments_comes_character_by_character(name: str) -> None:
+    text = "\n".join(["a long text"] * 8)
+    call = ToolCall("", "weather", json.dumps({"city": text}))
+    written = tool_format(name).written([call])
+    functions = {"weather": {"properties": {"city": {"type": "string"}}}}
+    chunks = streamed(name, written, list(range(len(written))), functions)
+    so_far = ["".join(arguments for _, arguments in joined([*chunks[:end], chunks[-1]])) for end in range(len(chunks))]
+    assert json.loads(so_far[-1]) == {"city": text}
+    assert sum(len(after) - len(before) > 8 for before, after in pairwise(so_far)) <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +170,8 @@ def test_no_character_is_lost_of_what_is_no_call(name: str) -> None:
         for call in read.tool_calls:
             assert isinstance(json.loads(call.arguments), dict)
         given = "".join(chunk.text for chunk in chunks) + "".join(arguments for _, arguments in joined(chunks))
-        assert len(given) <= len(read.text) + sum(len(each.arguments) for each in read.tool_calls)
+        if as_json(name):
+            assert len(given) <= len(read.text) + sum(len(each.arguments) for each in read.tool_calls)
         if not read.tool_calls and form.markup is None:
             assert read.text == text
 
@@ -179,6 +223,21 @@ def test_beside_json_answers_only_marked_calls_are_calls() -> None:
     assert whole("plain_json" + MARKED, bare).text == bare
 
 
+HARMONY_CALLS = [
+    '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a": 1}<|call|>',
+    ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+    ' to=functions.now<|channel|>commentary <|constrain|>json<|message|>{"a": 1}<|call|>',
+]
+
+
+@pytest.mark.parametrize("before", ["", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"])
+@pytest.mark.parametrize("call", HARMONY_CALLS)
+def test_a_recipient_stands_behind_or_before_its_channel(call: str, before: str) -> None:
+    for chunks in ([whole("harmony", before + call)], streamed("harmony", before + call, list(range(200)))):
+        assert "".join(chunk.text for chunk in chunks) == ""
+        assert [(each.name, each.arguments) for each in chunks[-1].tool_calls] == [("now", '{"a": 1}')]
+
+
 def test_channels_of_harmony_are_thinking_and_text() -> None:
     text = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
@@ -203,6 +262,8 @@ def test_channels_of_harmony_are_thinking_and_text() -> None:
         ("<\uff5ctool\u2581calls\u2581begin\uff5c>x<\uff5ctool\u2581sep\uff5c>", (), "deepseek_v31"),
         ("to=functions.{{ name }}<|channel|>commentary", (), "harmony"),
         ("", ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"), "harmony"),
+        ("<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>", ("<tool_call>", "</tool_call>"), "qwen3_coder"),
+        ("<start_function_call>call:{{ name }}<escape>", (), "function_gemma"),
         ("{{ tools }}", ("a",), "plain_json"),
     ],
 )

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import regex
 
 from turnout.structure import JSON_FORM
+from turnout.tool_formats.json_scanner import JsonScanner
 from turnout.tools import ToolCall
 
 NAME = "\ue000"  # stands for a function's name in the pieces of a syntax
@@ -24,9 +25,76 @@ _PIECES = re.compile(r"\s+|\S")
 Literal = Callable[[str], str]  # writes a text, maybe with special tokens in it, as part of a rule
 
 
+class Scanner(Protocol):
+    """Scanner of one call's arguments, fed with pieces of text.
+
+    Attributes:
+        done: whether the arguments have ended; what follows them is not taken.
+        failed: whether what came next can be no part of them.
+        out: what the last text adds to them, as JSON.
+    """
+
+    done: bool
+    failed: bool
+    out: str
+
+    def feed(self, text: str) -> int:
+        """Take the next text; return how many of its characters are taken. The rest is given again, with more."""
+        ...
+
+
+class Arguments(Protocol):
+    """One way to write the arguments of a call.
+
+    Attributes:
+        opens: expression that looks ahead at how they begin.
+        example: what describes them to a model.
+        short: what stands for them where they do not matter.
+    """
+
+    opens: str
+    example: str
+    short: str
+
+    def written(self, arguments: str) -> str:
+        """Write arguments, given as JSON, as a model does."""
+        ...
+
+    def scanner(self, schema: Any) -> Scanner:
+        """Make a scanner of arguments with a schema; {}: it is not known."""
+        ...
+
+    def rules(self, name: str, schema: Any, literal: Literal) -> list[str]:
+        """Rules of a grammar, of which the first is called `name`, for arguments that fit a schema."""
+        ...
+
+
+class JsonArguments:
+    """Arguments as JSON. Implements `Arguments`."""
+
+    opens = r"(?=\{)"
+    example = '{"NAME": VALUE, ...}'
+    short = "{...}"
+
+    def written(self, arguments: str) -> str:
+        """See `Arguments.written`."""
+        return arguments
+
+    def scanner(self, schema: Any) -> Scanner:
+        """See `Arguments.scanner`."""
+        return JsonScanner()
+
+    def rules(self, name: str, schema: Any, literal: Literal) -> list[str]:
+        """See `Arguments.rules`."""
+        return [f"{name}: {json_rule(schema)}"]
+
+
+JSON = JsonArguments()
+
+
 @dataclass(frozen=True)
 class CallSyntax:
-    """One way to write calls: `begin`, then for each call `open`, its arguments as JSON and `close`, then `end`.
+    """One way to write calls: `begin`, then for each call `open`, its arguments and `close`, then `end`.
 
     Attributes:
         open: text before a call's arguments, with NAME in it.
@@ -37,6 +105,7 @@ class CallSyntax:
         mark: what the first call begins with, after which nothing else can follow; "": calls begin with JSON, and only
             at the beginning of an answer.
         ignored: expression of what may stand between a call's arguments and `close`, and says nothing.
+        arguments: how arguments are written.
     """
 
     open: str
@@ -46,23 +115,29 @@ class CallSyntax:
     end: str = ""
     mark: str = ""
     ignored: str = ""
+    arguments: Arguments = JSON
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Write calls as a model does."""
-        each = [f"{self.open.replace(NAME, call.name)}{call.arguments}{self.close}" for call in calls]
+        return self.framed([(call.name, self.arguments.written(call.arguments)) for call in calls])
+
+    def framed(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Write calls by name and arguments, which are written already."""
+        each = [f"{self.open.replace(NAME, name)}{arguments}{self.close}" for name, arguments in calls]
         return f"{self.begin}{self.separator.join(each)}{self.end}"
 
     @cached_property
     def first(self) -> Any:
         """Expression of what stands before the first call's arguments; blanks may differ from what is written."""
         start = "" if self.mark else rf"\A{BLANKS}"
-        whole = lenient(self.begin + self.open).removeprefix(BLANKS)
-        return regex.compile(rf"{start}{whole}{BLANKS}(?=\{{)")
+        whole = lenient(self.begin + self.open)
+        whole = whole if self.mark[:1].isspace() else whole.removeprefix(BLANKS)
+        return regex.compile(rf"{start}{whole}{BLANKS}{self.arguments.opens}")
 
     @cached_property
     def following(self) -> Any:
         """Expression of what stands between two calls."""
-        return regex.compile(rf"{lenient(self.separator + self.open)}{BLANKS}(?=\{{)")
+        return regex.compile(rf"{lenient(self.separator + self.open)}{BLANKS}{self.arguments.opens}")
 
     @cached_property
     def closing(self) -> Any:

@@ -79,7 +79,7 @@ def grammar_of(rules: CallRules, special: Mapping[str, int]) -> str:
             starts.append(f"{form.before_calls(literal)} {literal(syntax.mark)} calls_{place}")
         elif not syntax.mark:
             starts.append(f"calls_{place}")
-        elif before is None:
+        elif before is None or form.thinks:
             starts.append(f"text {literal(syntax.mark)} calls_{place}")
         else:
             starts.append(f"said_{place} calls_{place}")
@@ -112,7 +112,7 @@ def _calls(
     ways = []
     for number, (name, schema) in enumerate(rules.functions.items()):
         ways.append(f"{literal(name + after)} arguments_{place}_{number} {literal(syntax.close)}")
-        lines.append(f"arguments_{place}_{number}: {json_rule(schema)}")
+        lines += syntax.arguments.rules(f"arguments_{place}_{number}", schema, literal)
     return [*lines, f"call_{place}: {' | '.join(ways)}"]
 
 

@@ -20,13 +20,15 @@ class JsonScanner:
     Attributes:
         done: whether the value has ended; what follows it is not taken.
         failed: whether what came next can be no part of it.
+        out: what was taken of the last text.
     """
 
-    __slots__ = ("_closers", "_hex", "_seen", "_state", "done", "failed")
+    __slots__ = ("_closers", "_hex", "_seen", "_state", "done", "failed", "out")
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
+        self.out = ""
         self._closers: list[str] = []  # of objects and lists that are open, the innermost last
         self._state = "value"
         self._seen = ""  # of a number or literal
@@ -44,6 +46,7 @@ class JsonScanner:
                     break
             if self._step(text[at]):
                 at += 1
+        self.out = text[:at]
         return at
 
     def _step(self, char: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from turnout.tool_formats.base import CallSyntax, ToolFormat
-from turnout.tool_formats.json_scanner import JsonScanner
+from turnout.tool_formats.base import CallSyntax, Scanner, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Ended:
     broken: str = ""
 
 
+NO_FUNCTIONS: Mapping[str, Any] = MappingProxyType({})
 Event = Said | Called | Argued | Ended
 
 
@@ -47,15 +48,17 @@ class CallParser:
 
     Args:
         form: how calls are written.
+        functions: JSON schemas of arguments by function, as far as they are known: what is no JSON is read by them.
     """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, functions: Mapping[str, Any] = NO_FUNCTIONS) -> None:
         self._form = form
+        self._functions = functions
         self._text = ""  # not yet given
         self._begun = False
         self._thinks = False
         self._syntax: CallSyntax | None = None  # of the calls it is among
-        self._scanner: JsonScanner | None = None
+        self._scanner: Scanner | None = None
         self._closed = False  # the last call is
         self._raw = ""  # text of the call
         self._moved = False  # whether the last step changed anything
@@ -118,11 +121,10 @@ class CallParser:
             self._thinks = self._thinks if channel is None else channel == "analysis"
             self._take(match.end())
 
-    def _arguments(self, scanner: JsonScanner) -> Iterator[Event]:
-        added = self._take(scanner.feed(self._text))
-        self._raw += added
-        if added:
-            yield Argued(added)
+    def _arguments(self, scanner: Scanner) -> Iterator[Event]:
+        self._raw += self._take(scanner.feed(self._text))
+        if scanner.out:
+            yield Argued(scanner.out)
         if scanner.done:
             self._scanner, self._closed = None, False
             yield Ended()
@@ -151,7 +153,8 @@ class CallParser:
             self._syntax, self._moved = None, True
 
     def _call(self, syntax: CallSyntax, match: Any) -> Event:
-        self._syntax, self._scanner = syntax, JsonScanner()
+        schema = self._functions.get(match["name"], {})
+        self._syntax, self._scanner = syntax, syntax.arguments.scanner(schema)
         self._raw, self._begun = self._take(match.end()), True
         return Called(match["name"])
 
