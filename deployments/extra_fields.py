@@ -25,6 +25,7 @@ class Unsupported:
     neutral: tuple[Any, ...] = ()
 
 
+NOT_IN_STREAMS = "is not available in a stream"
 BEAMS = "beam search is not supported"
 IMAGES = "only texts are supported"
 UNSUPPORTED = {
@@ -111,7 +112,15 @@ class CallFields(BodyPart):
     ] = ""
 
 
-class ExtraFields(CallFields):
+class PromptFields(BodyPart):
+    """What an answer reports of its prompt."""
+
+    prompt_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="alternatives reported to each token of the prompt; not in streams")
+    ] = None
+
+
+class ExtraFields(CallFields, PromptFields):
     """Fields of vLLM and SGLang in the bodies of both endpoints."""
 
     request_id: Annotated[
@@ -127,9 +136,6 @@ class ExtraFields(CallFields):
     json_schema: Annotated[dict[str, Any] | bool | str | None, Field(description=Same.format("json_schema"))] = None
     regex: Annotated[str | None, Field(description=Same.format("regex"))] = None
     ebnf: Annotated[str | None, Field(description=f"{Same.format('grammar')}, or GBNF")] = None
-    prompt_logprobs: Annotated[
-        int | None, Field(ge=0, le=20, description="alternatives reported to each token of the prompt; not in streams")
-    ] = None
     return_token_ids: Annotated[bool, Field(description="report ids of the prompt's and the answer's tokens")] = False
     return_tokens_as_token_ids: Annotated[bool, Field(description="name tokens in logprobs as token_id:N")] = False
 

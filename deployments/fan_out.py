@@ -131,7 +131,7 @@ async def _echo(service: GenerationService, call: GenerateCall, billed: bool = F
             return Chunk(0, prompt, ())
         return Chunk(0, (await service.tokens(call))[1], ())
     ids, text, scored = await score_prompt(service, call, call.sampling.logprobs, billed)
-    return Chunk(0, text, (_first_token(ids[0], text, scored.tokens), *scored.tokens))
+    return Chunk(0, text, (first_token(ids[0], text, scored.tokens), *scored.tokens))
 
 
 async def score_prompt(
@@ -163,8 +163,8 @@ async def score_prompt(
     return ids, text, scored
 
 
-def _first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenOut:
-    """The first token of a text: what those after it leave of it."""
+def first_token(token_id: int, text: str, rest: tuple[TokenOut, ...]) -> TokenOut:
+    """Return the first token of a text: its part is what those after it leave of the text."""
     alone = text.removesuffix("".join(token.text for token in rest))
     data = text.encode()
     held = data[: len(data) - sum(len(token.data) for token in rest)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
+from deployments.extra_fields import NOT_IN_STREAMS, PromptFields
+from deployments.fan_out import first_token
 from deployments.grpc_chat import conversation, reasoning_mode, template, tool_choice
 from deployments.request_fields import checked_salt, parse_sampling, request_id, session_name
 from deployments.service import Answer
@@ -77,6 +80,19 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         tool_choice=tool_choice(request.chat),
         template=template(request.chat, struct_values(request.chat.chat_template_kwargs, "chat.chat_template_kwargs")),
     )
+
+
+def prompt_logprobs(request: pb.GenerateRequest, stream: bool) -> int | None:
+    """Return the number of alternatives to each token of the prompt that the answer reports; None: nothing of it.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: there are too many, or the answer is a stream.
+    """
+    if not request.HasField("prompt_logprobs"):
+        return None
+    if stream:
+        raise invalid("prompt_logprobs", NOT_IN_STREAMS)
+    return validated(PromptFields, {"prompt_logprobs": request.prompt_logprobs}, "").prompt_logprobs
 
 
 def spelling(request: pb.GenerateRequest) -> dict[str, str]:
@@ -215,6 +231,25 @@ def answer_message(call_id: str, model: str, answer: Answer, reader: CallReader 
     return message
 
 
+def fill_prompt(message: pb.GenerateResponse, ids: Sequence[int], text: str, scored: ScoredTokens, top: int) -> None:
+    """Report the tokens of a prompt.
+
+    Args:
+        message: the answer.
+        ids: of all tokens.
+        text: of all of them.
+        scored: those behind the first one.
+        top: most alternatives to each.
+    """
+    tokens = (first_token(ids[0], text, scored.tokens), *scored.tokens)
+    ranks = (None, *(scored.ranks or [None] * len(scored.tokens)))
+    for token, rank in zip(tokens, ranks, strict=True):
+        broken = dict(token.broken)
+        made = message.prompt_tokens.add(id=token.id, text=token.text, logprob=token.logprob, rank=rank)
+        made.raw = broken.get(token.id, b"")
+        _fill_top(made, token.top[:top], broken)
+
+
 def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
     """Set what is not as usual: setting a field takes longer than asking whether it has to be."""
     message.index = chunk.index
@@ -225,6 +260,10 @@ def _fill_choice(message: pb.Choice | pb.ChoiceDelta, chunk: Chunk) -> None:
         message.finish_reason = FINISH_REASONS[chunk.finish_reason]
     if chunk.tool_calls and chunk.finish_reason is FinishReason.STOP:
         message.finish_reason = pb.FINISH_REASON_TOOL_CALLS
+    if isinstance(chunk.stop, str):
+        message.stop_string = chunk.stop
+    elif chunk.stop is not None:
+        message.stop_token_id = chunk.stop
     if isinstance(message, pb.ChoiceDelta):
         for part in chunk.call_parts:
             message.call_parts.add(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
@@ -251,9 +290,15 @@ def _fill_token(message: pb.TokenInfo, token: TokenOut) -> None:
         return
     broken = dict(token.broken)
     message.raw = broken.get(token.id, b"")
-    for top_id, text, logprob in token.top:
-        message.top.add(id=top_id, text=text, logprob=logprob, raw=broken.get(top_id, b""))
+    _fill_top(message, token.top, broken)
     message.rejected.extend(token.rejected)
+
+
+def _fill_top(
+    message: pb.TokenInfo | pb.PromptToken, top: Sequence[tuple[int, str, float]], broken: Mapping[int, bytes]
+) -> None:
+    for top_id, text, logprob in top:
+        message.top.add(id=top_id, text=text, logprob=logprob, raw=broken.get(top_id, b""))
 
 
 def usage_message(usage: Usage) -> pb.Usage:

@@ -18,6 +18,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments import grpc_messages as messages
 from deployments.access.callers import PRIORITY_HEADER, Caller, Callers
 from deployments.bodies import parsed
+from deployments.fan_out import score_prompt
 from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
 from deployments.request_fields import request_id
@@ -51,16 +52,20 @@ class GrpcServicer:
         return caller
 
     async def _asked(
-        self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str]
-    ) -> tuple[GenerateCall, str]:
-        """The call that a message asks for, and what the model it asks for is called; `names` gets its spelling."""
+        self, grpc_context: RayServegRPCContext, data: bytes, names: dict[str, str], stream: bool = False
+    ) -> tuple[GenerateCall, str, int | None]:
+        """The call that a message asks for, what its model is called, and alternatives to tokens of its prompt.
+
+        `names` gets the message's spelling.
+        """
         with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
             caller = await self._caller(grpc_context, data)
         with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
             await self.service.precheck(caller)
-            call = caller.attributed(await parsed(data, lambda body: _generate_call(body, names)))
+            read, top = await parsed(data, lambda body: _generate_call(body, names, stream))
+            call = caller.attributed(read)
             model = self.service.model_name(call.model, caller.limits)
-            return replace(call, trace=_traceparent(grpc_context)), model
+            return replace(call, trace=_traceparent(grpc_context)), model, top
 
     async def Generate(  # noqa: N802 - the RPC's name
         self, data: bytes, grpc_context: RayServegRPCContext
@@ -68,9 +73,13 @@ class GrpcServicer:
         """Answer when complete."""
         names: dict[str, str] = {}
         with _status(grpc_context, names):
-            call, model = await self._asked(grpc_context, data, names)
+            call, model, top = await self._asked(grpc_context, data, names)
+            if top is not None:  # before anything is written: of endpoints, tokens are not known
+                await self.service.tokens(call)
             answer = await self.service.generate(call)
             message = messages.answer_message(call.request_id, model, answer, reader_of(call))
+            if top is not None:
+                messages.fill_prompt(message, *await score_prompt(self.service, call, top), top)
             check_answer_bytes(message.ByteSize())
             return message
         return pb.GenerateResponse()
@@ -81,7 +90,7 @@ class GrpcServicer:
         """Answer as it is written."""
         names: dict[str, str] = {}
         with _status(grpc_context, names):
-            call, model = await self._asked(grpc_context, data, names)
+            call, model, _ = await self._asked(grpc_context, data, names, stream=True)
             reader = reader_of(call)
             async with aclosing(self.service.stream(call)) as batches:
                 async for batch in batches:
@@ -165,10 +174,10 @@ class GrpcServicer:
         yield
 
 
-def _generate_call(data: bytes, names: dict[str, str]) -> GenerateCall:
+def _generate_call(data: bytes, names: dict[str, str], stream: bool) -> tuple[GenerateCall, int | None]:
     request = parse(pb.GenerateRequest, data)
     names.update(messages.spelling(request))
-    return messages.generate_call(request)
+    return messages.generate_call(request), messages.prompt_logprobs(request, stream)
 
 
 def _traceparent(context: RayServegRPCContext) -> str:

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from deployments.bodies import read_object
-from deployments.extra_fields import NO_EXTRAS, UNSUPPORTED, ExtraFields, Extras, refuse_unsupported
+from deployments.extra_fields import (
+    NO_EXTRAS,
+    NOT_IN_STREAMS,
+    UNSUPPORTED,
+    ExtraFields,
+    Extras,
+    refuse_unsupported,
+)
 from deployments.faults import respell
 from deployments.request_fields import ROLES, BodyPart, parse_prompts, parse_sampling, request_id, session_name
 from deployments.response_format import ResponseFormat, structure_of
@@ -381,7 +388,7 @@ def _job(
     )
     options = body.stream_options
     if body.stream and body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "is not available in a stream")
+        raise invalid("prompt_logprobs", NOT_IN_STREAMS)
     extras = body.extras(body.stream and options.include_usage and options.continuous_usage_stats)
     named = request_id(body.request_id) if body.request_id else ""
     return Job(calls, body.stream, options.include_usage, echo, names, request_id=named, extras=extras)

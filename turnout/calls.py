@@ -363,6 +363,22 @@ class ScoreCall:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of a prompt as a client sees it; `top` and `broken` as in `TokenOut`.
+
+    `logprob` is None of the first one, which follows nothing; `rank` is its place among all tokens by probability, from
+    1, None where it is not known.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple[tuple[int, str, float], ...] = ()
+    broken: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredTokens:
     """One scored completion: tokens with `logprob` filled, in order.
 

@@ -19,6 +19,7 @@ from turnout.calls import (
     EndToken,
     MethodDescription,
     ModelDescription,
+    PromptToken,
     ScoredTokens,
     TokenOut,
     Usage,
@@ -38,7 +39,7 @@ TOOL_MODES = ("none", "auto", "required")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
-    | {"token_details", "parse_special"}
+    | {"token_details", "parse_special", "prompt_logprobs"}
 )
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
@@ -60,12 +61,14 @@ class Result:
         model: the pool or model that answered.
         choices: one per answer, whole.
         usage: tokens and cost of the call.
+        prompt_tokens: of the prompt, where the call asked for `prompt_logprobs`.
     """
 
     id: str
     model: str
     choices: tuple[Chunk, ...]
     usage: Usage
+    prompt_tokens: tuple[PromptToken, ...] = ()
 
     @property
     def text(self) -> str:
@@ -220,11 +223,11 @@ def chunk(message: pb.Choice | pb.ChoiceDelta) -> Chunk:
         tool_calls=tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls),
         call_parts=tuple(ToolCallPart(each.index, each.id, each.name, each.arguments) for each in new),
         reasoning=message.reasoning,
+        stop=getattr(message, stop) if (stop := message.WhichOneof("stop_reason")) else None,
     )
 
 
 def _token(message: pb.TokenInfo) -> TokenOut:
-    raws = {message.id: message.raw, **{top.id: top.raw for top in message.top}}
     kind = pb.TokenKind.Name(message.kind).removeprefix("TOKEN_KIND_")
     return TokenOut(
         id=message.id,
@@ -233,16 +236,38 @@ def _token(message: pb.TokenInfo) -> TokenOut:
         kind=TokenKind.DECODED if kind == "UNSPECIFIED" else TokenKind[kind],
         logprob=message.logprob if message.HasField("logprob") else None,
         entropy_bits=message.entropy_bits if message.HasField("entropy_bits") else None,
-        top=tuple((top.id, top.text, top.logprob) for top in message.top),
+        top=_top(message),
         rejected=tuple(message.rejected),
-        broken=tuple((token_id, raw) for token_id, raw in raws.items() if raw),
+        broken=_broken(message),
         thinking=message.thinking,
+    )
+
+
+def _top(message: pb.TokenInfo | pb.PromptToken) -> tuple[tuple[int, str, float], ...]:
+    return tuple((top.id, top.text, top.logprob) for top in message.top)
+
+
+def _broken(message: pb.TokenInfo | pb.PromptToken) -> tuple[tuple[int, bytes], ...]:
+    raws = {message.id: message.raw, **{top.id: top.raw for top in message.top}}
+    return tuple((token_id, raw) for token_id, raw in raws.items() if raw)
+
+
+def _prompt_token(message: pb.PromptToken) -> PromptToken:
+    return PromptToken(
+        id=message.id,
+        text=message.text,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        rank=message.rank if message.HasField("rank") else None,
+        top=_top(message),
+        broken=_broken(message),
     )
 
 
 def result(message: pb.GenerateResponse) -> Result:
     """A finished generation."""
-    return Result(message.id, message.model, tuple(chunk(choice) for choice in message.choices), usage(message.usage))
+    choices = tuple(chunk(choice) for choice in message.choices)
+    read = tuple(_prompt_token(token) for token in message.prompt_tokens)
+    return Result(message.id, message.model, choices, usage(message.usage), read)
 
 
 def usage(message: pb.Usage) -> Usage:

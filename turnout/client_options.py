@@ -45,6 +45,7 @@ class Options(Sampling, total=False):
     `cache` is exact, or lossy: KV that was stored or reused with a loss may be used; `cache_salt` names a part of the
     tenant's prefix caches that only requests with the same salt share. `priority` (0) orders the tenant's requests that
     wait, the lowest number first.
+    `prompt_logprobs` (0 to 20; not of streams) reports the tokens of the prompt with that many alternatives to each.
     `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
     `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
@@ -78,3 +79,4 @@ class Options(Sampling, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     reasoning: ReasoningMode
+    prompt_logprobs: int

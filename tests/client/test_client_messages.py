@@ -8,7 +8,17 @@ import pytest
 from deployments import grpc_messages
 from deployments.service import Answer
 from turnout import client_messages as wire
-from turnout.calls import ChatMessage, Chunk, DriftReading, EndToken, ModelDescription, TokenOut, Usage
+from turnout.calls import (
+    ChatMessage,
+    Chunk,
+    DriftReading,
+    EndToken,
+    ModelDescription,
+    PromptToken,
+    ScoredTokens,
+    TokenOut,
+    Usage,
+)
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, TokenKind
@@ -32,6 +42,25 @@ def test_an_answer_survives_the_wire() -> None:
     result = wire.result(grpc_messages.answer_message("id", "demo", answer))
     assert result == wire.Result("id", "demo", answer.choices, USAGE)
     assert (result.text, result.tokens) == ("ab", TOKENS)
+
+
+@pytest.mark.parametrize("stop", [None, "", "end", 0, 7])
+def test_what_ended_an_answer_survives_the_wire(stop: str | int | None) -> None:
+    chunk = Chunk(0, "ab", (), FinishReason.STOP, stop=stop)
+    [part] = grpc_messages.chunk_message("id", "demo", (chunk,)).choices
+    whole = wire.result(grpc_messages.answer_message("id", "demo", Answer((chunk,), USAGE)))
+    assert (wire.chunk(part).stop, whole.choices[0].stop) == (stop, stop)
+
+
+def test_tokens_of_a_prompt_survive_the_wire() -> None:
+    tops = ((6, "\ufffd", -0.5), (5, "a", -0.7), (9, "c", -2.0))
+    token = TokenOut(5, "a", "large", TokenKind.DECODED, -0.7, top=tops, broken=((6, b"\xc3"),))
+    message = grpc_messages.answer_message("id", "demo", Answer((Chunk(0, "", ()),), USAGE))
+    grpc_messages.fill_prompt(message, (4, 5), "^a", ScoredTokens((token,), (False,), 1, (2,)), 2)
+    assert wire.result(message).prompt_tokens == (
+        PromptToken(4, "^"),
+        PromptToken(5, "a", -0.7, 2, tops[:2], ((6, b"\xc3"),)),
+    )
 
 
 def test_a_call_survives_the_wire() -> None:

@@ -190,6 +190,23 @@ def test_calls_come_whole_and_streamed(server: Served) -> None:
         assert refused.value.field == "chat.tool_choice.name"
 
 
+def test_tokens_of_the_prompt_are_reported_where_they_are_asked_for(server: Served) -> None:
+    with Client(server.address) as client:
+        told = client.generate("xyz", model="demo", max_tokens=1, n=2, prompt_logprobs=1).prompt_tokens
+        assert [(token.text, token.logprob, len(token.top)) for token in told] == [
+            ("x", None, 0), ("y", -0.5, 1), ("z", -0.5, 1),
+        ]  # fmt: skip
+        assert [token.id for token in told] == list(b"xyz")
+        one = client.generate((120,), model="demo", max_tokens=1, prompt_logprobs=0).prompt_tokens
+        assert [(token.id, token.text) for token in one] == [(120, "x")]
+        assert client.generate("xyz", model="demo", max_tokens=1).prompt_tokens == ()
+        for top, stream in ((21, False), (-1, False), (1, True)):
+            asked: Any = {"model": "demo", "max_tokens": 1, "prompt_logprobs": top}
+            with pytest.raises(TurnoutError) as refused:
+                list(client.stream("x", **asked)) if stream else client.generate("x", **asked)
+            assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, "prompt_logprobs")
+
+
 def test_a_call_says_that_it_is_why_the_answer_ended() -> None:
     chunk = Chunk(0, "", (), FinishReason.STOP, (ToolCall("c", "f", "{}"),))
     message = grpc_messages.chunk_message("r", "demo", (chunk,)).choices[0]
