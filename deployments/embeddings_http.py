@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +26,7 @@ from turnout.embed_calls import EmbedCall, Embeddings, Pooling
 from turnout.message_size import check_answer_bytes
 from turnout.registry import validated
 
+PATH = "/v1/embeddings"
 MOST_FLOATS = 3 << 19  # numbers that an answer has room for as JSON, some 20 bytes each
 MANY = 1 << 16  # numbers that are written in a thread
 B = TypeVar("B", bound=BaseModel)
@@ -87,6 +90,14 @@ class Asked:
     caller: Caller
     id: str
     model: str
+    request: Request
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Hand it to the service, which counts refusals from here on; faults of ours become errors."""
+        self.request.state.counted = True
+        with guarded(self.id):
+            yield
 
 
 async def body_of(
@@ -101,7 +112,7 @@ async def body_of(
     call_id = request.state.call_id = prefix + request_id(given, REQUEST_ID_HEADER)
     body = await read_body(service, request, caller, lambda data: validated(kind, read_json(data), ""))
     model = service.model_name(body.model, caller.limits)  # type: ignore[attr-defined]  # each of them has one
-    return body, Asked(caller, call_id, model)
+    return body, Asked(caller, call_id, model, request)
 
 
 def usage_of(tokens: int) -> TokensRead:
@@ -113,14 +124,14 @@ def router(service: GenerationService) -> APIRouter:
     """The route."""
     routes = APIRouter()
 
-    @routes.post("/v1/embeddings")
+    @routes.post(PATH)
     async def embeddings(request: Request, caller: CallerOf) -> Response:
         body, asked = await body_of(service, request, caller, EmbeddingsBody, "embd-")
         texts = tuple(parse_prompts(body.input, "input", MAX_INPUTS))
         call = EmbedCall(asked.id, asked.model, texts, body.pooling, body.dimensions, body.truncate_prompt_tokens)
         if body.encoding_format == "float":
             call = replace(call, most_numbers=MOST_FLOATS)
-        with guarded(asked.id):
+        with asked.served():
             made = await service.embed(caller.attributed(call))
             many = len(made.data) > 4 * MANY
             answer = await asyncio.to_thread(_answer, made, asked, body) if many else _answer(made, asked, body)

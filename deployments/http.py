@@ -62,8 +62,10 @@ CORS: dict[str, Any] = {
 }
 # as these bodies are counted
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
-# as over gRPC: generations, and nothing else
-COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", messages.PATH})
+# As over gRPC: what a model computes an answer to. The service counts what reaches it; refusals before it are counted
+# where all of them are answered.
+COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", messages.PATH, embeddings_http.PATH})
+COUNTED |= relevance_http.PATHS
 
 
 class EventStream(StreamingResponse):

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from deployments.access.callers import CallerOf
 from deployments.embeddings_http import Asked, TokensRead, Truncate, body_of, usage_of
-from deployments.faults import guarded, respell
+from deployments.faults import respell
 from deployments.openapi.answers import Answer
 from deployments.reading import MAX_COMPLETIONS
 from deployments.request_fields import BodyPart
@@ -28,6 +28,9 @@ from turnout.calls import ScoreCall, ScoredTokens
 from turnout.embed_calls import EmbedCall
 from turnout.errors import TurnoutError, invalid
 
+SCORE_PATHS = "/v1/score", "/score"
+RERANK_PATHS = "/v1/rerank", "/rerank", "/v2/rerank"
+PATHS = frozenset(SCORE_PATHS + RERANK_PATHS)
 # After Sachan et al.; the query follows.
 BEFORE_DOCUMENT = "Passage: "
 AFTER_DOCUMENT = "\nPlease write a question based on this passage.\nQuestion:"
@@ -117,8 +120,6 @@ def router(service: GenerationService) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.post("/score")
-    @routes.post("/v1/score")
     async def score(request: Request, caller: CallerOf) -> Response:
         body, asked = await body_of(service, request, caller, ScoreBody, "score-")
         pairs = paired(body.text_1, body.text_2)
@@ -130,9 +131,6 @@ def router(service: GenerationService) -> APIRouter:
         }  # fmt: skip
         return JSONResponse(made)
 
-    @routes.post("/rerank")
-    @routes.post("/v1/rerank")
-    @routes.post("/v2/rerank")
     async def rerank(request: Request, caller: CallerOf) -> Response:
         body, asked = await body_of(service, request, caller, RerankBody, "rerank-")
         if body.truncate_prompt_tokens is not None and body.max_tokens_per_doc is not None:
@@ -151,6 +149,9 @@ def router(service: GenerationService) -> APIRouter:
         made: RerankAnswer = {"id": asked.id, "results": results, "model": asked.model, "usage": usage_of(tokens)}
         return JSONResponse(made)
 
+    for paths, handler in ((SCORE_PATHS, score), (RERANK_PATHS, rerank)):
+        for path in paths:
+            routes.add_api_route(path, handler, methods=["POST"])
     return routes
 
 
@@ -190,7 +191,7 @@ async def _relevances(
         query_field: name in the body of a pair's query.
         document_field: name of its document.
     """
-    with guarded(asked.id):
+    with asked.served():
         try:
             if scoring == "likelihood":
                 return await _likelihoods(service, asked, pairs, truncate)

@@ -20,6 +20,7 @@ from deployments.backend import Batch
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
+from deployments.relevance_http import RERANK_PATHS, SCORE_PATHS
 from deployments.service import GenerationService
 from deployments.telemetry.request_log import AuditLog, RequestLog
 from tests.deployments.access.kit import house, served
@@ -263,6 +264,36 @@ async def test_what_is_refused_is_counted_once_wherever(
     assert {outcome: count for (_, outcome), count in found["turnout_requests_total"].items()} == {code: 1}
 
 
+READING: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hi"},
+    **{path: {"text_1": "a", "text_2": "b"} for path in SCORE_PATHS},
+    **{path: {"query": "a", "documents": ["b"]} for path in RERANK_PATHS},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"model": "nope"}, "NOT_FOUND", "model"),
+        ({"made_up_by_the_caller": 1}, "INVALID_ARGUMENT", "other"),
+        ({"truncate_prompt_tokens": -5}, "INVALID_ARGUMENT", "truncate_prompt_tokens"),
+    ],
+)
+@pytest.mark.parametrize("path", READING)
+async def test_what_only_reads_and_is_refused_is_counted_once_as_well(
+    tmp_path: Path, path: str, change: dict[str, Any], code: str, field: str
+) -> None:
+    service = Logged(tmp_path).service
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_http(service)), base_url="http://test") as http:
+        assert (await http.post(path, json=READING[path])).status_code == 200
+        answer = await http.post(path, json={**READING[path], **change})
+    assert answer.status_code in (400, 404), answer.text
+    found = values(service.metrics)
+    assert found["turnout_refusals_total"] == {(code, field): 1}
+    outcomes = {outcome: count for (_, outcome), count in found["turnout_requests_total"].items()}
+    assert outcomes == {"OK": 1, code: 1}
+
+
 def test_what_is_refused_unread_is_a_line_too(tmp_path: Path) -> None:
     """Over HTTP and gRPC alike: whose key is tried, and who floods."""
     log = RequestLog(LogsConfig(path=str(tmp_path / "requests.jsonl")))
@@ -319,7 +350,7 @@ async def test_a_deadline_of_the_callers_own_is_told_from_the_servers(
     assert values(service.metrics)["turnout_requests_total"] == {("demo", outcome): 1}
 
 
-async def test_only_generations_are_counted_as_requests(tmp_path: Path) -> None:
+async def test_only_what_a_model_answers_is_counted_as_requests(tmp_path: Path) -> None:
     """As over gRPC, whose other calls have never been."""
     service = Logged(tmp_path).service
     async with httpx.AsyncClient(transport=httpx.ASGITransport(build_http(service)), base_url="http://test") as http:
