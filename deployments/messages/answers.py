@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
 
 from deployments.openapi.answers import Answer, ChoiceDetails, UsageDetails
 
@@ -189,4 +191,7 @@ class MessageStop(Answer):
     type: Literal["message_stop"]
 
 
-MessageEvent = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageError
+MessageEvent = Annotated[
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageError,
+    Field(discriminator="type"),
+]

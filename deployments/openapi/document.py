@@ -18,7 +18,7 @@ from deployments.messages import answers as messages
 from deployments.messages import bodies as messages_bodies
 from deployments.messages.bodies import CountBody, MessagesBody
 from deployments.openapi import answers, events, extras, responses
-from deployments.relevance_http import RerankAnswer, RerankBody, ScoreBody, ScoresAnswer
+from deployments.relevance_http import RERANK_PATHS, SCORE_PATHS, RerankAnswer, RerankBody, ScoreBody, ScoresAnswer
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.responses.body import CHAT_FIELDS, IGNORED, ResponseBody
 from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
@@ -69,7 +69,6 @@ class Operation:
         also: statuses with the same answer as 200.
         chunk: what an event of the answer holds, where the body may ask for a stream.
         fault: body of an error.
-        done: data of the last event of a stream; "": it has no sign of its end of its own.
         event: the same, of a stream whose events have names.
     """
 
@@ -84,7 +83,6 @@ class Operation:
     also: tuple[str, ...] = ()
     chunk: Any = None
     fault: Any = answers.ErrorAnswer
-    done: str = events.DONE
     event: Any = None
 
 
@@ -183,7 +181,7 @@ ALL = (
               headers=ASKING, chunk=events.ChatChunk),
     Operation("post", "/v1/messages", "Answer a conversation, as Anthropic's API.", messages.MessageObject, ASKED,
               _messages_body(MessagesBody, messages_bodies.SAMPLING, "messages", "max_tokens"),
-              headers=ASKING, chunk=messages.MessageEvent, fault=messages.MessageError, done=""),
+              headers=ASKING, event=messages.MessageEvent, fault=messages.MessageError),
     Operation("post", "/v1/messages/count_tokens", "Count the tokens that a model would read.", messages.TokenCount,
               ASKED, _messages_body(CountBody, messages_bodies.SAMPLING, "messages"), fault=messages.MessageError),
     Operation("post", "/v1/responses", "Answer a conversation, by OpenAI's Responses API.", responses.ResponseObject,
@@ -198,11 +196,11 @@ ALL = (
     Operation("post", "/v1/embeddings", "Embeddings of texts.", EmbeddingsAnswer, ASKED, _body_of(EmbeddingsBody)),
     *(
         Operation("post", path, "How relevant texts are to each other.", ScoresAnswer, ASKED, _body_of(ScoreBody))
-        for path in ("/v1/score", "/score")
+        for path in SCORE_PATHS
     ),
     *(
         Operation("post", path, "Documents by relevance to a query.", RerankAnswer, ASKED, _body_of(RerankBody))
-        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+        for path in RERANK_PATHS
     ),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
@@ -288,7 +286,7 @@ def _operation(each: Operation, parsed: dict[str, Any], refs: dict[Any, dict[str
         content = _json(refs[each.answer])
     if each.chunk is not None:
         fault = {"$ref": REF.format(model=each.fault.__name__)}
-        content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault, each.done)}
+        content["text/event-stream"] = {"schema": events.event_schema(refs[each.chunk], fault)}
     if each.event is not None:
         content["text/event-stream"] = {"schema": events.named_event_schema(refs[each.event])}
     responses = {status: {"description": each.summary, "content": content} for status in ("200", *each.also)}

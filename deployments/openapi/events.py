@@ -93,21 +93,18 @@ class ChatChunk(PromptExtras):
     usage: NotRequired[UsageObject | TokenCounts | None]
 
 
-def event_schema(chunk: dict[str, Any], fault: dict[str, Any], done: str = DONE) -> dict[str, Any]:
+def event_schema(chunk: dict[str, Any], fault: dict[str, Any]) -> dict[str, Any]:
     """Describe one event of a stream in OpenAPI 3.1: its `data` is a string that holds JSON, or `[DONE]`.
 
     Args:
         chunk: reference to the shape of a part of the answer.
         fault: reference to the shape of what ends a stream that failed.
-        done: data of the last event; "": it is JSON as well.
     """
     held = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, fault]}}
-    if not done:
-        return {"type": "object", "description": "an event", "properties": {"data": held}, "required": ["data"]}
     return {
         "type": "object",
-        "description": f"an event; the last one has the data `{done}`, or holds the error",
-        "properties": {"data": {"anyOf": [{"const": done}, held]}},
+        "description": f"an event; the last one has the data `{DONE}`, or holds the error",
+        "properties": {"data": {"anyOf": [{"const": DONE}, held]}},
         "required": ["data"],
     }
 
@@ -116,12 +113,12 @@ def named_event_schema(data: dict[str, Any]) -> dict[str, Any]:
     """Describe one event of a stream whose events have names: `event` is the `type` of what `data` holds, as JSON.
 
     Args:
-        data: reference to the shape of what is held.
+        data: shapes of what is held, discriminated by `type`.
     """
     held = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",
-        "description": "an event; the last one is response.completed, response.incomplete or response.failed",
-        "properties": {"event": {"type": "string"}, "data": held},
+        "description": "an event, named by the type of its data",
+        "properties": {"event": {"enum": sorted(data["discriminator"]["mapping"])}, "data": held},
         "required": ["event", "data"],
     }

@@ -200,7 +200,11 @@ async def test_events_of_messages_fit_the_document(http: httpx.AsyncClient, said
     schema = told["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
     inside = schema["properties"]["data"]["contentSchema"]
     validator = jsonschema.Draft202012Validator({**inside, "components": told["components"]})
-    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data")]
+    lines = answer.text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event")]
+    assert names == [event["type"] for event in events]
+    assert set(names) < set(schema["properties"]["event"]["enum"])
     assert [error.message for event in events for error in validator.iter_errors(event)] == []
     assert not validator.is_valid(events[0] | {"more": 1})
     assert events[-1]["type"] == ("error" if said == "crash" else "message_stop")
