@@ -16,9 +16,10 @@ import httpx
 
 from deployments.batches.disk import named
 from deployments.batches.inputs import Defaults, Fault, fingerprint, read_input
-from deployments.batches.job_directory import JobDirectory, Spent
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import request_id_of, seed_of, unread
 from deployments.batches.outputs import check_places, write_outputs
+from deployments.batches.spent import Spent
 from turnout.atomic_files import whole, write_whole
 from turnout.errors import Code, TurnoutError, invalid
 

@@ -17,17 +17,18 @@ import uvloop
 
 from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, AttemptLog
 from deployments.batches.disk import named
-from deployments.batches.job_directory import JobDirectory, Spent
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, Result, answer_line, failed, not_asked, request_id_of, seed_of
 from deployments.batches.retry import retried
+from deployments.batches.spent import Spent
 from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
 from deployments.request_fields import MAX_PROMPTS
 from deployments.service import GenerationService
 from deployments.telemetry.request_trace import UntracedRequests
-from turnout.calls import GenerateCall, Usage
+from turnout.calls import GenerateCall
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.gc_freeze import freeze_loaded
@@ -240,7 +241,7 @@ class Answerer:
     def _keep(self, result: Result, journal: Journal, spent: Spent) -> None:
         journal.append(result)
         if result.usage is not None:
-            spent.add(_spent(result.usage))
+            spent.add(Spent.of_usage(result.usage))
 
     def _attributed(self, call: GenerateCall) -> GenerateCall:
         return replace(call, batch_id=self._job)
@@ -252,18 +253,6 @@ async def _give_up() -> None:
     for each in others:
         each.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-def _spent(usage: Usage) -> Spent:
-    cost = usage.cost
-    return Spent(
-        answered=1,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        flops=cost.spent.flops,
-        flops_large_only=cost.large_only.flops,
-    )
 
 
 def _so_far(journal: Journal) -> Spent:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from deployments.batches.disk import named
-from deployments.batches.job_directory import Spent
 from deployments.batches.journal import Journal
 from deployments.batches.lines import (
     MALFORMED,
@@ -41,9 +40,10 @@ from deployments.batches.records import (
     progress_of,
 )
 from deployments.batches.retry import retried
+from deployments.batches.spent import Spent
 from deployments.batches.store import KEPT, BatchStore
 from deployments.service import GenerationService
-from turnout.calls import GenerateCall, Usage
+from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError, invalid
 
 LOOK_S = 0.2  # between looks for word that the batch is to end
@@ -210,7 +210,7 @@ class BatchJob:
             with named(KEPT):
                 journal.append(result)
             if result.usage is not None:
-                self._add(result.usage)
+                self.record.usage.add(Spent.of_usage(result.usage))
 
     async def _answer(self, line: Line) -> Result:
         record = self.record
@@ -245,10 +245,6 @@ class BatchJob:
             batch_id=record.id,
             deadline_s=deadline_s,
         )
-
-    def _add(self, usage: Usage) -> None:
-        tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-        self.record.usage.add(*tokens, usage.cost.spent.flops, usage.cost.large_only.flops)
 
     def _keep(self, journal: Journal) -> None:
         with named(KEPT):
@@ -319,9 +315,7 @@ def _used(journal: Journal) -> BatchUsage:
     """What the answers that a journal holds used."""
     used = BatchUsage()
     for _, record in journal.entries(answered=True):
-        one = Spent.of_record(record)
-        tokens = one.prompt_tokens, one.cached_tokens, one.completion_tokens
-        used.add(*tokens, one.flops, one.flops_large_only)
+        used.add(Spent.of_record(record))
     return used
 
 

@@ -28,7 +28,7 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from deployments.batches.attempts import LOADING, AttemptLog
 from deployments.batches.disk import named
@@ -36,6 +36,7 @@ from deployments.batches.inputs import Fault
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Line, beginning, request_id_of, unread
 from deployments.batches.reading import windows
+from deployments.batches.spent import Spent
 from turnout.atomic_files import write_whole
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.json_lines import json_line
@@ -61,53 +62,6 @@ class Staged:
     lines: int
     faults: int
     blocks: int
-
-
-@dataclass(slots=True)
-class Spent:
-    """What answers used; FLOPs also of the large model alone, seconds are of the actor's clock."""
-
-    rows: int = 0
-    answered: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    flops: float = 0.0
-    flops_large_only: float = 0.0
-    seconds: float = 0.0
-
-    @classmethod
-    def of_record(cls, record: dict[str, Any]) -> Self:
-        """What an answer used, by the line that is written for it.
-
-        Raises:
-            KeyError: it does not say.
-        """
-        usage = record["response"]["body"]["usage"]
-        cost = usage["turnout"]["cost"]
-        return cls(
-            answered=1,
-            prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-            completion_tokens=usage["completion_tokens"],
-            flops=cost["spent"]["flops"],
-            flops_large_only=cost["large_only"]["flops"],
-        )
-
-    def add(self, other: Spent) -> None:
-        """Take over what others used."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def cached_share(self) -> float:
-        """Share of the prompts' tokens that were cached."""
-        return self.cached_tokens / max(self.prompt_tokens, 1)
-
-    @property
-    def cost_of_large(self) -> float | None:
-        """FLOPs relative to those of the large model alone; None: nothing was computed yet."""
-        return self.flops / self.flops_large_only if self.flops_large_only else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from deployments.batches.disk import named
 from deployments.batches.eta import ProgressRate, left_s
 from deployments.batches.inputs import Defaults, fingerprint, read_input
 from deployments.batches.job_cluster import connected, num_processes
-from deployments.batches.job_directory import JobDirectory, Spent, Staged
+from deployments.batches.job_directory import JobDirectory, Staged
 from deployments.batches.outputs import check_places, write_outputs
+from deployments.batches.spent import Spent
 from deployments.pool_options import replica_bundles
 from engine.fingerprint import content_digests, speech_digest
 from turnout.atomic_files import whole

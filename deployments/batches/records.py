@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.access.callers import owner_of
 
 if TYPE_CHECKING:
+    from deployments.batches.spent import Spent
     from deployments.openapi.answers import BatchFaults, BatchUsageObject
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -66,16 +67,18 @@ class BatchUsage(BaseModel):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
     flops: float = 0.0
     flops_large_only: float = 0.0
 
-    def add(self, prompt: int, cached: int, completion: int, flops: float, flops_large_only: float) -> None:
-        """One more answer."""
-        self.input_tokens += prompt
-        self.cached_tokens += cached
-        self.output_tokens += completion
-        self.flops += flops
-        self.flops_large_only += flops_large_only
+    def add(self, spent: Spent) -> None:
+        """Add what an answer used."""
+        self.input_tokens += spent.prompt_tokens
+        self.cached_tokens += spent.cached_tokens
+        self.output_tokens += spent.completion_tokens
+        self.reasoning_tokens += spent.reasoning_tokens
+        self.flops += spent.flops
+        self.flops_large_only += spent.flops_large_only
 
 
 class BatchRecord(BaseModel):
@@ -134,7 +137,7 @@ class BatchRecord(BaseModel):
             "input_tokens": used.input_tokens,
             "input_tokens_details": {"cached_tokens": used.cached_tokens},
             "output_tokens": used.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
             "total_tokens": used.input_tokens + used.output_tokens,
             "turnout": {"flops": used.flops, "flops_large_only": used.flops_large_only},
         }

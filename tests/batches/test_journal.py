@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,10 @@ from hypothesis import strategies as st
 from deployments.batches import journal as journal_module
 from deployments.batches.journal import Journal
 from deployments.batches.lines import Result
+from deployments.batches.records import BatchRecord, BatchUsage
+from deployments.batches.spent import Spent
+from deployments.openai_format import usage_object
+from tests.deployments.test_metrics import USAGE
 
 
 def result(number: int, ok: bool = True, text: str = "x") -> Result:
@@ -36,6 +42,27 @@ def test_wherever_a_crash_cuts_it_whole_results_stay_and_each_is_there_once(
         for number in range(1, 11):
             journal.append(result(number, number % 3 > 0, "é\u2028" * number))
     assert path.read_bytes() == whole
+
+
+def test_what_an_answer_used_is_the_same_by_its_line() -> None:
+    usage = replace(USAGE, reasoning_tokens=4)
+    spent = Spent.of_usage(usage)
+    assert Spent.of_record({"response": {"body": {"usage": usage_object(usage)}}}) == spent
+    used = BatchUsage()
+    used.add(spent)
+    used.add(spent)
+    assert (used.output_tokens, used.reasoning_tokens) == (2 * usage.completion_tokens, 8)
+    batch = BatchRecord(
+        id="b", tenant="t", key_id="", seed=1, endpoint="/v1/completions", input_file_id="f", completion_window="24h",
+        created_at=0, expires_at=1, usage=used,
+    )  # fmt: skip
+    assert batch.shown()["usage"]["output_tokens_details"] == {"reasoning_tokens": 8}
+
+
+@pytest.mark.parametrize("details", [{}, {"completion_tokens_details": None}, {"completion_tokens_details": {}}])
+def test_a_line_that_does_not_count_thinking_has_none(details: dict[str, Any]) -> None:
+    usage: dict[str, Any] = {**usage_object(USAGE), "completion_tokens_details": None, **details}
+    assert Spent.of_record({"response": {"body": {"usage": usage}}}).reasoning_tokens == 0
 
 
 def test_the_first_of_two_results_stays(tmp_path: Path) -> None:

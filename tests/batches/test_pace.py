@@ -15,8 +15,8 @@ from cli import batch as command
 from cli import batch_client as served
 from deployments.batches import eta as pace
 from deployments.batches.eta import ProgressRate, left_s
-from deployments.batches.job_directory import Spent
 from deployments.batches.offline import Progress
+from deployments.batches.spent import Spent
 
 COUNTS = {"total": 8, "completed": 8, "failed": 0}
 USED = {"completion_tokens": 24, "cached_share": 0.5, "cost_of_large": 0.25}

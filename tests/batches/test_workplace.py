@@ -15,11 +15,12 @@ from deployments.batches import answerer as answerer_module
 from deployments.batches import journal as journal_module
 from deployments.batches.answerer import Answerer, Task
 from deployments.batches.inputs import Fault
-from deployments.batches.job_directory import JobDirectory, Spent
+from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import Line, Result
 from deployments.batches.offline import check_done
 from deployments.batches.outputs import write_outputs
 from deployments.batches.reading import WINDOW_BYTES
+from deployments.batches.spent import Spent
 from tests.batches.house import batch_config
 from tests.deployments.fake_pool import load_fake_pool
 from turnout.config import EngineConfig, TurnoutConfig
