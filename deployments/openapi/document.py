@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
@@ -331,10 +332,16 @@ def _allow_none_finite(schemas: dict[str, Any]) -> None:
                     each["type"] = ["number", "null"]
 
 
+@cache
+def _encoded(batches: bool, keys: bool, anonymous: bool, experiments: bool) -> bytes:
+    """`document` as JSON, made once for a process: the schemas of all bodies and answers take a while."""
+    return bytes(JSONResponse(document(batches, keys, anonymous, experiments)).body)
+
+
 def router_of(service: GenerationService) -> APIRouter:
     """`/openapi.json` of what a service offers, to anybody: it tells nothing that the source does not."""
     access = service.callers.config
-    made = document(
+    made = _encoded(
         service.batches is not None,
         access is not None,
         access is None or access.anonymous is not None,
@@ -344,6 +351,6 @@ def router_of(service: GenerationService) -> APIRouter:
 
     @routes.get(PATH)
     async def openapi() -> Response:
-        return JSONResponse(made)
+        return Response(made, media_type="application/json")
 
     return routes
