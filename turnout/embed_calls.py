@@ -9,7 +9,6 @@ from turnout.calls import GenerateCall, ScoreCall
 from turnout.types import SharingPolicy
 
 Pooling = Literal["mean", "last"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 WHOLE_CONTEXT = -1  # as `truncate`: what the model can read
 
 

@@ -12,8 +12,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from turnout.errors import FieldError
 from turnout.structure import Structure
 
-TenantId = NewType("TenantId", str)
-RequestId = NewType("RequestId", str)
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_SEED = 2**63 - 1

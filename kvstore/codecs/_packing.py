@@ -7,7 +7,6 @@ import torch
 WIDTHS = (2, 3, 4, 8)
 # Three bits are a plane of two and a plane of one, so that every plane fills its bytes evenly.
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
-UNIT = 8  # codes are packed in multiples of this number
 
 
 def packed_bytes(num: int, bits: int) -> int:
