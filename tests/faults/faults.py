@@ -133,4 +133,11 @@ FAULTS: tuple[Fault, ...] = (
         "return path.is_file()",
         ("tests/turnout/test_hub_models.py", "-k", "test_an_interrupted_download_is_completed"),
     ),
+    Fault(
+        "a front end imports torch",
+        "deployments/ingress.py",
+        "from ray.serve.handle import DeploymentHandle\n",
+        "from ray.serve.handle import DeploymentHandle\nimport torch\n",
+        ("tests/deployments/test_app.py", "-k", "test_front_ends_do_not_import_torch"),
+    ),
 )
