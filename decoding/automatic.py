@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from decoding.drafters.base import NOTHING
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from decoding.speculation import Arm
+from turnout.part_choice import PartChoice
 
 # Of each group the first that the pool can run: a copy costs nothing, a draft model gains most, and trained heads are
 # there because they are meant to be used. No more of them, for each costs a little where it never drafts.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
-
-from turnout.registry import METHODS_PACKAGE, MethodParams, explain, get_method, load, names
+from turnout.registry import METHODS_PACKAGE, MethodParams, get_method, load, names
 
 if TYPE_CHECKING:
     from decoding.length_heads import Head
@@ -84,57 +82,6 @@ class Part:
         Raises:
             TurnoutError: FAILED_PRECONDITION or INVALID_ARGUMENT, saying what is missing.
         """
-
-
-class PartChoice(BaseModel):
-    """A part by name, with its parameters: `"svip"`, or `{"name": "svip", "threshold": 0.4}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    params: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"name": value}
-        if isinstance(value, dict) and isinstance(value.get("name"), str) and set(value) != {"name", "params"}:
-            return {"name": value["name"], "params": {key: each for key, each in value.items() if key != "name"}}
-        return value
-
-    @model_serializer
-    def _as_given(self) -> str | dict[str, Any]:
-        return {"name": self.name, **self.params} if self.params else self.name
-
-    def find(self, package: str, field: str) -> type[Part]:
-        """The class chosen, its parameters checked.
-
-        Raises:
-            TurnoutError: NOT_FOUND, listing what exists; INVALID_ARGUMENT, naming the parameter.
-        """
-        part: type[Part] = load(package, self.name, field).PART
-        self.parse(part, field)
-        return part
-
-    def parse(self, part: type[Part], field: str) -> MethodParams:
-        """The parameters for a part, validated."""
-        try:
-            return part.Params.model_validate(self.params)
-        except ValidationError as error:
-            raise explain(error, field, part.Params) from None
-
-    def make(self, package: str, field: str) -> Any:
-        """The part itself."""
-        part = self.find(package, field)
-        made = part(self.parse(part, field))
-        made.where = field
-        return made
-
-    @classmethod
-    def of(cls, name: str, **params: Any) -> Self:
-        """Written in code."""
-        return cls(name=name, params=params)
 
 
 def with_parts(schema: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from decoding.decode_loop import reported
 from decoding.model import ModelPool, Readout, ReadSpec, Request, StopCondition
-from decoding.parts import Part, PartChoice
+from decoding.parts import Part
 from router.decision import Decision
 from turnout.calls import DriftReading
 from turnout.config import POLICIES_PACKAGE
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, load, validated
 from turnout.types import NO_LIMITS, RouteLimits, SamplingParams
 

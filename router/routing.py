@@ -7,11 +7,11 @@ from collections.abc import Callable
 from logging import getLogger
 
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
 from turnout.config import PolicyChoice, StickyConfig
 from turnout.errors import TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.tenant_lru import SessionKey, Sessions
 from turnout.types import given_limits
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy, make_policy, policy_class
 from router.decision import Decision
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 
 

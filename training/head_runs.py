@@ -14,7 +14,6 @@ import torch
 
 from decoding.artifacts import SUFFIX, Artifact, Artifacts
 from decoding.model import ModelPool, Request
-from decoding.parts import PartChoice
 from engine.checkpoints import read_model
 from engine.device import Device
 from engine.loading import load_checkpoint
@@ -31,6 +30,7 @@ from turnout.checkpoint_files import check_checkpoint
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.cost import SpeculationMeter
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 

@@ -13,11 +13,12 @@ from decoding.drafters.base import FIELD, PACKAGE, Candidates, DraftBudget, Draf
 from decoding.lengths.base import LengthPolicy
 from decoding.model import Model, WrappedModel
 from decoding.operations import Expand, Extend, Operation, PartialForward, Read
-from decoding.parts import Example, ModelShape, PartChoice
+from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.vocabulary import SubVocabulary
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
 if TYPE_CHECKING:

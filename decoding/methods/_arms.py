@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, RootModel, ValidationError
 
-from decoding.parts import PartChoice
 from decoding.speculation import STRETCH, Arm, Choice
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, explain
 
 Form = TypeVar("Form", bound=BaseModel)

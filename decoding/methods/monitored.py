@@ -13,9 +13,9 @@ from decoding.calibration import RAN
 from decoding.model import ModelPool, Request
 from decoding.monitors.base import PACKAGE as MONITORS
 from decoding.monitors.base import Injection, Monitor
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from turnout.errors import FieldError, invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodInfo, MethodParams, get_method, method
 from turnout.types import Segment, Token
 

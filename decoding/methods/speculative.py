@@ -26,13 +26,13 @@ from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength
 from decoding.methods._arms import FIELD, MOST_ARMS, MOST_NODES, ArmParams, Places, Rounds, parsed, rounds_of
 from decoding.model import ModelPool, Request
-from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.selectors.base import Selector
 from decoding.speculation import Arm, Speculation
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from turnout.errors import TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, explain, load, method, names
 from turnout.types import Segment
 

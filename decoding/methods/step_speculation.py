@@ -17,7 +17,6 @@ from decoding.drift import Recorder
 from decoding.lengths.fixed import FixedLength
 from decoding.methods.speculative import SpeculativeParams, checked_parts
 from decoding.model import Model, ModelPool, Request, StopCondition
-from decoding.parts import PartChoice
 from decoding.scorers.base import PACKAGE as SCORERS
 from decoding.scorers.base import Scorer
 from decoding.speculation import Speculation
@@ -33,6 +32,7 @@ from decoding.steps import (
 from decoding.text import text_within
 from decoding.thinking import ThinkingWalk
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import method
 from turnout.types import Segment
 

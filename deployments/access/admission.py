@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from decoding.parts import PartChoice
 from deployments.access.buckets import Bucket
 from deployments.access.callers import Caller, Callers
 from deployments.access.lease import Account, Lease, priority_of
@@ -21,6 +20,7 @@ from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig
 from turnout.embed_calls import AnyCall, EmbedCall
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import ALONE
 
 BUSY_RETRY_S = 1.0

@@ -11,11 +11,11 @@ from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.methods.speculative import SpeculativeParams, make_parts
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from decoding.verifiers.base import Verifier
 from turnout.errors import TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import load, names
 
 PLAIN = "plain"

@@ -10,13 +10,13 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.allocation import Bins, SlidingWindow, falling, marginals
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import MARGINALS_PROBE, ROUTER_PROBE, Probe
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
 

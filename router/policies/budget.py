@@ -12,10 +12,10 @@ from decoding.artifacts import ArtifactName
 from decoding.calibrated_params import configured
 from decoding.calibration import KnobCalibration, isotonic
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from turnout.errors import TurnoutError, out_of_range
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, get_method
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]

@@ -10,7 +10,6 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
@@ -20,6 +19,7 @@ from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
 from router.hashing import share_of
 from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid, out_of_range
+from turnout.part_choice import PartChoice
 from turnout.registry import ALONE, MethodParams, get_method
 
 TARGETS = ("large_share", "cost", "quality", "threshold", "miss_weight")

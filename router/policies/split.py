@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.experiment_winner import DECIDED, DecidedFile
 from router.hashing import share_of
 from router.rule_targets import Outer, Target, follow, methods_of
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
 ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

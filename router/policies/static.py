@@ -9,12 +9,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.patterns import LONGEST_PATTERN, Pattern, SearchedText
 from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 from turnout.types import RouteLimits
 

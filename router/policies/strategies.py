@@ -9,12 +9,12 @@ from pydantic import Field
 
 from decoding.artifacts import ArtifactName, Kept
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import STRATEGY_PROBE, Probe
 from router.difficulty.strategies import STRATEGIES
+from turnout.part_choice import PartChoice
 from turnout.registry import ALONE, MethodParams, get_method
 
 Suffix = Annotated[str, Field(max_length=2000)]

@@ -12,11 +12,11 @@ import yaml
 from transformers.utils.logging import disable_progress_bar
 
 from decoding.artifacts import Artifact
-from decoding.parts import PartChoice
 from pool.local_pool import LocalPool
 from router.base import make_policy
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.config import load_config
+from turnout.part_choice import PartChoice
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from decoding.calibration import KIND, RAN, KnobCalibration, isotonic
 from decoding.drift import STORE, DriftWatch
 from decoding.fakes import pair
 from decoding.model import ModelPool, Request
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import make_policy
 from tests.decoding.curves import BASIS, CURVE, FIXED, point
 from tests.router.asking import asked
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 

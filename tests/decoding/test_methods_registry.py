@@ -1,9 +1,9 @@
 import annotated_types
 import pytest
 
-from decoding.parts import PartChoice
 from decoding.switching.base import other
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import METHODS_PACKAGE, all_methods, get_method, load, names
 
 METHODS = names(METHODS_PACKAGE)

@@ -17,11 +17,11 @@ from decoding.drafters.rsd_s import RsdSDrafter, RsdSParams, perturb
 from decoding.drafters.sequoia import SequoiaDrafter
 from decoding.fakes import TableModel, markov
 from decoding.lengths.fixed import FixedLength
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.rejection import RejectionVerifier, subtract
 from tests.decoding.markov_rounds import FAR, p_value
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 DRAWN = ["rsd_c", "rsd_s", "sequoia", "dyspec", "staged"]

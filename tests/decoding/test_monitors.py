@@ -11,11 +11,11 @@ import torch
 
 from decoding.fakes import TableModel
 from decoding.model import Readout, ReadSpec, Request
-from decoding.parts import PartChoice
 from decoding.repetition import LoopFinder
 from decoding.sequence import Sequence
 from tests.decoding.step_models import ALPHABET, ID, VOCAB, Characters, answer, line, pool, scripted, text, thinking
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Segment, Token, TokenKind
 

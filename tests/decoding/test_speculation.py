@@ -14,12 +14,12 @@ from decoding.lengths.base import LengthPolicy
 from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import Model, Request
 from decoding.noise import Purpose, noise_key, uniform
-from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
 from decoding.tree import ROOT, DraftTree
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import FinishReason, SamplingParams
 

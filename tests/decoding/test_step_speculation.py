@@ -13,7 +13,6 @@ import torch
 
 from decoding.fakes import TableModel, markov
 from decoding.model import Readout, ReadSpec, Request
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from decoding.step_heads import step_features
 from decoding.steps import StepEnd, step_marks
@@ -36,6 +35,7 @@ from tests.decoding.step_models import (
 from tests.engine.harness import engine_model
 from training.random_models import llama_config, random_model
 from turnout.errors import TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import FinishReason, SamplingParams, Sharing, TokenKind
 

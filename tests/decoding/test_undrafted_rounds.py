@@ -15,13 +15,13 @@ from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
 from decoding.lengths.thompson import ThompsonLength, ThompsonParams
 from decoding.model import Request
-from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import STRETCH, WARM_AFTER, Arm, Choice, Speculation
 from decoding.tree import DraftTree
 from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams, Token, TokenKind
 
 ALWAYS, NEVER = (0, 10_000), (0, 0)

@@ -11,7 +11,6 @@ from scipy import stats
 from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, noise_key, uniform
-from decoding.parts import PartChoice
 from decoding.readout import read
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
@@ -19,6 +18,7 @@ from decoding.verifiers.base import Verifier, want_of
 from decoding.verifiers.match import MatchVerifier
 from decoding.verifiers.rejection import RejectionVerifier, subtract
 from tests.decoding.many_runs import many_runs
+from turnout.part_choice import PartChoice
 from turnout.registry import names
 from turnout.types import SamplingParams, TokenKind
 

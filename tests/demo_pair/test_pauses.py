@@ -11,7 +11,6 @@ from decoding.artifacts import Artifacts
 from decoding.drafters.base import Drafter
 from decoding.lengths.base import LengthParams, LengthPolicy, Round
 from decoding.model import Request
-from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
@@ -20,6 +19,7 @@ from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig, artifacts_path
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 STRETCHES = (1, 2, 4, 8)

@@ -20,7 +20,6 @@ from decoding.drafters.vocab_trim import TokenCounts, VocabTrimDrafter, VocabTri
 from decoding.fakes import pair
 from decoding.lengths.fixed import FixedLength
 from decoding.model import ModelPool, ReadSpec, Request
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from engine.device import Device
 from engine.loading import prepare
@@ -29,6 +28,7 @@ from tests.engine.harness import Reference, engine_model, random_prompts
 from tests.engine.test_early_exit_law import law_of
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 

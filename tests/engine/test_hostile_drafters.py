@@ -16,7 +16,6 @@ from decoding.lengths.fixed import FixedLength, FixedParams
 from decoding.model import ModelPool, ReadSpec, Request
 from decoding.noise import Purpose, noise_key
 from decoding.noise import uniform as random_number
-from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
@@ -25,6 +24,7 @@ from engine.model import EngineModel
 from tests.decoding.adversaries import ADVERSARIES, Drawing, uniform
 from tests.engine.harness import Reference, twins
 from training.random_models import llama_config
+from turnout.part_choice import PartChoice
 from turnout.types import FinishReason, SamplingParams
 
 VOCAB, MOST = 40, 24

@@ -9,7 +9,6 @@ from decoding.fakes import ListText
 from decoding.lengths.base import Round
 from decoding.lengths.smartspec import SmartSpecLength, SmartSpecParams
 from decoding.model import ModelPool, Request
-from decoding.parts import PartChoice
 from decoding.selectors.first import First
 from decoding.sequence import Sequence
 from decoding.speculation import Arm, Speculation
@@ -17,6 +16,7 @@ from engine.model import EngineModel
 from tests.engine.harness import twins
 from tests.engine.step_times import LinearTime
 from training.random_models import llama_config
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 VOCAB, CROWD, MOST = 40, 40, 200

@@ -11,7 +11,6 @@ import yaml
 
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
-from decoding.parts import PartChoice
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from experiments.grid.contenders import NO_DRAFT, contenders
@@ -20,6 +19,7 @@ from experiments.grid.spec import ExperimentSpec, config_of, read_spec
 from experiments.stats.power import ALPHA, UNSEEN_SPREAD, detectable
 from training.calibration_data import DEMO
 from turnout.config import artifacts_path
+from turnout.part_choice import PartChoice
 from turnout.registry import all_methods, load
 from turnout.sources import ROOT
 

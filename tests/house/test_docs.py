@@ -12,10 +12,10 @@ import yaml
 from cli.main import app
 from decoding.methods.speculative import SpeculativeParams
 from decoding.model import Model
-from decoding.parts import PartChoice
 from engine.architectures import titles
 from scripts import write_tables
 from scripts.write_config_docs import PAGE, render
+from turnout.part_choice import PartChoice
 from turnout.registry import METHODS_PACKAGE, get_method, slots
 
 ROOT = Path(__file__).parents[2]

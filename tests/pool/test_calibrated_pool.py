@@ -15,7 +15,6 @@ from decoding.calibrated_params import check_method
 from decoding.calibration import KnobCalibration
 from decoding.drift import STORE, DriftWatch
 from decoding.methods.step_speculation import StepSpeculationParams
-from decoding.parts import PartChoice
 from pool.local_pool import LocalPool
 from pool.routing import PoolRouting
 from tests.decoding.curves import CURVE
@@ -23,6 +22,7 @@ from tests.engine.harness import call_of
 from turnout.calls import GenerateCall, Usage
 from turnout.config import PolicyChoice, RoutingConfig, StickyConfig
 from turnout.errors import TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 
 PARAMS = {"calibration": "mine", "large_share": 0.15}

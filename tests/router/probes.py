@@ -12,7 +12,6 @@ import torch
 from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Readout, ReadSpec, Request
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import Asked, RoutingPolicy, make_policy
 from router.difficulty.features import FEATURES
@@ -20,6 +19,7 @@ from router.difficulty.probe import MARGINALS_PROBE, ROUTER_LABELS, ROUTER_PROBE
 from router.difficulty.scaling import Law
 from router.difficulty.strategies import STRATEGIES
 from turnout.calls import RouteLimits
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 VOCAB = 10

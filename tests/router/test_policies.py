@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 
-from decoding.parts import PartChoice
 from router import experiment_winner as decided_file
 from router.base import RoutingPolicy, make_policy
 from router.decision import Decision
 from router.patterns import Pattern
 from tests.router.asking import NO_MODELS, asked
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 
 SMALL, LARGE = {"name": "plain", "model": "small"}, {"name": "plain", "model": "large"}
 ARMS = {"a": {"share": 0.3, "method": "plain"}, "b": {"share": 0.7, "method": "entropy_adaptive"}}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from decoding.model import ModelPool
-from decoding.parts import PartChoice
 from router import experiment_winner as decided_file
 from router.base import Asked, RoutingPolicy, make_policy
 from router.decision import Decision
@@ -25,6 +24,7 @@ from router.summary import read_log, summarise
 from tests.router.asking import NO_MODELS, asked
 from turnout.config import PolicyChoice, RouteLogConfig, ShadowConfig, StickyConfig
 from turnout.errors import TurnoutError, out_of_range
+from turnout.part_choice import PartChoice
 
 DECISION = Decision("plain", {"model": "small"}, "static", "0" * 12, {"x": 1.0}, {"gain": 0.25}, {}, "because")
 

@@ -11,7 +11,6 @@ import torch
 from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Readout, ReadSpec, Request
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from pool.validation import PreparedRequest, RequestValidator
 from router.base import Asked, make_policy
@@ -21,6 +20,7 @@ from training.router_outcomes import Outcome, Outcomes, Sample
 from training.router_targets import WhichStrategy
 from training.router_training import Recipe, read_prompts, train_probe
 from turnout.calls import GenerateCall
+from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 KINDS = ("easy", "normal", "hard")

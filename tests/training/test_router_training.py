@@ -13,7 +13,6 @@ import torch
 from decoding.artifacts import Artifacts
 from decoding.fakes import TableModel, pair
 from decoding.model import ModelPool, Readout, ReadSpec
-from decoding.parts import PartChoice
 from decoding.sequence import Sequence
 from router.base import make_policy
 from router.difficulty.features import features_of, state_of
@@ -23,6 +22,7 @@ from training.router_outcomes import Outcome, Outcomes, Sample
 from training.router_targets import WhatSamplesAdd, WhichStrategy, WhoIsRight, labels_of
 from training.router_training import Recipe, Trained, read_prompts, split, train_probe
 from turnout.errors import TurnoutError
+from turnout.part_choice import PartChoice
 
 VOCAB = 64
 
