@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,8 @@ from turnout.standard_streams import read_stdin
 
 Rate = float | None
 Count = int | None
-VALUE = "NAME=VALUE"
+VALUE, PART = "NAME=VALUE", "NAME:KEY=VALUE"
+NEXT_PARAM = re.compile(r",(?=\w+=)")
 
 
 def generate(
@@ -38,6 +40,7 @@ def generate(
     repetition_penalty: Annotated[Rate, typer.Option(help="Above 1 discourages seen tokens.")] = None,
     presence_penalty: Annotated[Rate, typer.Option(help="Subtracted once per generated token.")] = None,
     frequency_penalty: Annotated[Rate, typer.Option(help="Subtracted per occurrence.")] = None,
+    processor: Annotated[list[str] | None, typer.Option(metavar=PART, help="Logits processor; repeatable.")] = None,
     max_tokens: Annotated[Count, typer.Option(help="Most tokens generated.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     seed: Annotated[Count, typer.Option(help="Same seed, same tokens.")] = None,
@@ -60,6 +63,7 @@ def generate(
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
         "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "stop": stop or None,
         "frequency_penalty": frequency_penalty, "seed": seed, "n": n, "logprobs": logprobs,
+        "processors": [parse_part(each, "--processor") for each in processor or ()] or None,
     }  # fmt: skip
     question = Question(
         text=read_stdin("prompt") if prompt == "-" else prompt,
@@ -103,6 +107,12 @@ def _answer(
         typer.echo(summary(usage))
     if question.explain:
         print_route(usage.route)
+
+
+def parse_part(given: str, option: str) -> dict[str, Any]:
+    """`name:key=value,key=value` as a choice of a part; the parameters may be left out."""
+    name, _, params = given.partition(":")
+    return {"name": name, "params": parse_params(NEXT_PARAM.split(params) if params else [], option)}
 
 
 def parse_params(given: list[str], option: str = "--param") -> dict[str, Any]:

@@ -11,11 +11,11 @@ import torch
 from decoding.decode_loop import run_decode_loop
 from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
-from decoding.logits import RowContext
 from decoding.model import Busy, Model, ModelPool, Readout, ReadSpec, TokenText
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
 from decoding.read_spec import Decoded
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree, ExtraRows
 from decoding.verifiers.base import VerifyResult, want_of

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     SWITCH = 5
     LENGTH = 6
     SELECT = 7
+    EXCLUDE = 8
 
 
 def _mix(x: int) -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from decoding.logits import RowContext
 from decoding.partial_forward import Sketch
 from decoding.read_spec import Decoded, Readout, ReadSpec, Score, StopCondition
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.state import load_state, twin
 from decoding.tree import DraftTree

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from decoding.constraints.base import is_forced, keep_allowed
-from decoding.logits import NEG_INF, RowContext, allowed_by_structure, entropy_bits, penalise, process
+from decoding.logits import allowed_by_structure, choice_scores, entropy_bits, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
+from decoding.processors.base import NEG_INF
+from decoding.row_context import RowContext
 
 
 def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec]) -> list[Readout]:
@@ -145,7 +147,7 @@ def _take_best(
     host: _HostCopy,
 ) -> torch.Tensor:
     """Greedy rows: the most probable token. Returns int64 [len(where)]."""
-    scores = penalise(_pick(logits, where), [histories[i] for i in where])
+    scores = choice_scores(_pick(logits, where), [histories[i] for i in where])
     best = scores.argmax(-1)
     _report(where, wants, scores, best, host)
     sharp = [slot for slot, index in enumerate(where) if wants[index].probs]

@@ -11,6 +11,7 @@ from turnout.types import FinishReason, SamplingParams, Sharing, Token
 
 if TYPE_CHECKING:
     from decoding.constraints.base import Constraint
+    from decoding.processor_chain import Chain
     from decoding.thinking import Thinking
 
 DEFAULT_SHARING = Sharing()
@@ -45,6 +46,7 @@ class Sequence:
     Attributes:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
+        chain: its logits processors, made at the first row read; forks make their own.
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         thinking: how its thinking is found; None: it is not. Set by the creator.
         generated: the answer's tokens, with provenance.
@@ -56,6 +58,7 @@ class Sequence:
 
     __slots__ = (
         "_ends",
+        "chain",
         "companions",
         "constraint",
         "finish_reason",
@@ -100,6 +103,7 @@ class Sequence:
         self.lossy = lossy
         self.tenant = self.owner = tenant
         self.low_priority = low_priority
+        self.chain: Chain | None = None
         self.constraint: Constraint | None = None
         self.thinking: Thinking | None = None
         self.renderings: dict[str, tuple[int, ...]] = {}

@@ -37,7 +37,7 @@ class TranslatedSequence(Sequence):
         begins = [token for token in rendered or draft.begins if token < translation.draft_size]
         # What names ids or counts tokens holds for the target's vocabulary.
         sampling = seq.sampling.model_copy(
-            update={"logit_bias": {}, "structure": None, "stop": (), "stop_token_ids": (), **UNBANNED}
+            update={"logit_bias": {}, "processors": (), "structure": None, "stop": (), "stop_token_ids": (), **UNBANNED}
         )
         super().__init__(
             begins or (0,),  # see below

@@ -31,6 +31,7 @@ from turnout.calls import (
 from turnout.cost import Cost, ModelMeter
 from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import invalid
+from turnout.part_choice import PartChoice
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
 from turnout.structure import KINDS as STRUCTURE_KINDS
@@ -162,9 +163,15 @@ def _sampling_values(request: pb.GenerateRequest) -> dict[str, Any]:
     for field, value in request.sampling.ListFields():
         if field.name == "logit_bias":
             values[field.name] = dict(value)
+        elif field.name == "processors":
+            values[field.name] = tuple(_part(each, f"processors.{place}") for place, each in enumerate(value))
         else:
             values[field.name] = tuple(value) if field.is_repeated else value
     return values
+
+
+def _part(message: pb.Part, field: str) -> PartChoice:
+    return PartChoice(name=message.name, params=struct_values(message.params, field))
 
 
 def _structure(request: pb.GenerateRequest) -> Structure | None:

@@ -25,10 +25,11 @@ from deployments.tools import CalledTool, ToolBody, ToolChoice, choice_name, off
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, ReasoningMode, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.registry import explain, validated
 from turnout.structure import Structure
 from turnout.tools import ToolCall
-from turnout.types import RouteLimits, SamplingParams
+from turnout.types import MOST_PROCESSORS, RouteLimits, SamplingParams
 
 # OpenAI clients send these; they change nothing here.
 IGNORED_FIELDS = frozenset(
@@ -37,7 +38,7 @@ IGNORED_FIELDS = frozenset(
     | {"guided_decoding_backend", "web_search_options"}
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
-SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids"}
+SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids", "processors"}
 B = TypeVar("B", bound="CommonBody")
 
 
@@ -62,6 +63,10 @@ class Decoding(BodyPart):
         Field(description="whether special tokens that a raw prompt spells out are meant; in messages they never are"),
     ] = True
     limits: RouteLimits = RouteLimits()
+    processors: Annotated[
+        list[PartChoice],
+        Field(max_length=MOST_PROCESSORS, description="logits processors, each a name or an object with one"),
+    ] = Field(default_factory=list)
     structure: Annotated[
         dict[str, Any] | None,
         Field(description="what the text must fit: one of json_schema, json_object, regex, grammar and choice"),
@@ -287,7 +292,7 @@ def _validate(kind: type[B], values: dict[str, Any]) -> B:
 
 
 def _spelling() -> dict[str, str]:
-    names = {name: f"decoding.{name}" for name in ("method", "params", "session", "limits")}
+    names = {name: f"decoding.{name}" for name in ("method", "params", "session", "limits", "processors")}
     return names | {"method.params": "decoding.params"}
 
 
@@ -365,7 +370,10 @@ def _job(
     except TurnoutError as error:
         raise respell(error, names) from None
     structure, names["structure"] = structure_asked(body)
-    sampling = sampling.model_copy(update={"token_details": body.decoding.tokens, "structure": structure})
+    processors = tuple(body.decoding.processors)
+    sampling = sampling.model_copy(
+        update={"token_details": body.decoding.tokens, "structure": structure, "processors": processors}
+    )
     calls = tuple(
         GenerateCall(
             request_id=request_id(),

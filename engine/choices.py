@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.readout import read
+from decoding.row_context import RowContext
 from engine.device import Device, to_its_end
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from engine.attention.step import NAME, paged_attention
 from engine.cache.blocks import BlockPool

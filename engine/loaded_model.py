@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from decoding.logits import NEG_INF
+from decoding.processors.base import NEG_INF
 from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_of
 from engine.architectures.base import has_experts, kv_shape

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from decoding.block import Block
 from decoding.decode_loop import DecodeLoop
 from decoding.drafters.vocab_trim import TrimmedModel
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.operations import (
     Choose,
@@ -24,6 +23,7 @@ from decoding.operations import (
 )
 from decoding.partial_forward import Exit
 from decoding.read_spec import Decoded
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.verifiers.base import VerifyResult, want_of
 from engine.scheduler.queued_operation import QueuedOperation

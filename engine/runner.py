@@ -11,10 +11,10 @@ import torch
 
 from decoding.block import Block
 from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit, LayerSelection
 from decoding.readout import read
+from decoding.row_context import RowContext
 from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable

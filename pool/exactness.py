@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from decoding.logits import RowContext, penalise, process
+from decoding.logits import choice_scores, process
 from decoding.model import Model, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 
 # Tokens whose scores, in nats and noise included, are closer than this may change places. float32 logits move by about
@@ -27,7 +28,7 @@ async def behind(model: Model, seq: Sequence, path: tuple[int, ...], token: int)
     assert row.logits is not None
     logits, history = row.logits[None].float(), RowContext(seq, path)
     if seq.sampling.greedy:
-        scores = penalise(logits, [history])[0]
+        scores = choice_scores(logits, [history])[0]
     else:
         key = noise_key(seq.seed, history.position, Purpose.SAMPLE)
         scores = process(logits, [history])[0] + gumbel([key], logits.shape[1], logits.device)[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
+from pool.processors import with_processors
 from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
 from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
@@ -152,7 +153,10 @@ class RequestValidator:
                     raise out_of_range(name, f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
         if sampling.bad_words:
             ids = bad_word_ids(sampling.bad_words, self.tokenizer)
-            call = replace(call, sampling=sampling.model_copy(update={"bad_word_ids": ids}))
+            sampling = sampling.model_copy(update={"bad_word_ids": ids})
+        if sampling.processors:
+            sampling = with_processors(sampling, self.tokenizer)
+        call = replace(call, sampling=sampling)
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
         thinking = thinking_of_call(self.thinking, call, prompt, self.tokenizer)

@@ -27,6 +27,7 @@ from turnout.calls import (
 from turnout.client_options import Options
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
 from turnout.structure import Structure
@@ -160,6 +161,10 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _assign(name, request.chat.tool_choice, {"mode" if value in TOOL_MODES else "name": value})
     elif name in PLAIN_OPTIONS:
         _assign(name, request, {name: value})
+    elif name == "processors":
+        for each in value:
+            choice = PartChoice.model_validate(each)
+            request.sampling.processors.add(name=choice.name).params.update(choice.params)
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})

@@ -20,6 +20,7 @@ class Sampling(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: dict[int, float]
+    processors: Sequence[str | Mapping[str, Any]]
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool

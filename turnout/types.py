@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from turnout.errors import FieldError
+from turnout.part_choice import PartChoice
 from turnout.structure import Structure
 
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_SEED = 2**63 - 1
+MOST_PROCESSORS = 16  # of a request
 MOST_TOKENS = 1_000_000  # of an answer, whatever its context
 
 
@@ -226,6 +228,14 @@ class SamplingParams(BaseModel):
         int | None, Field(ge=0, le=20, description="alternatives reported per token; absent: no log-probabilities")
     ] = None
     structure: Annotated[Structure | None, Field(description="what the answer's text must fit; absent: nothing")] = None
+    processors: Annotated[
+        tuple[PartChoice, ...],
+        Field(
+            max_length=MOST_PROCESSORS,
+            description="logits processors, each by name or with parameters; last in their stages, in this order",
+            json_schema_extra={"x-slot": "processors"},
+        ),
+    ] = ()
     token_details: Annotated[
         bool, Field(description="report each token's entropy, and drafted tokens refused in its place")
     ] = False
@@ -247,11 +257,6 @@ class SamplingParams(BaseModel):
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0.0
-
-    @property
-    def has_history(self) -> bool:
-        """Whether a token's logits depend on the tokens before it beyond the model itself."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 # Updates that lift what bans tokens by their ids or their number.

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from decoding.constraints.base import Constraint
-from decoding.logits import RowContext, bound_rows
+from decoding.logits import bound_rows
+from decoding.row_context import RowContext
 
 # Tokens in all masks of a step below which waking a thread costs more than they do.
 LEAST = 60_000

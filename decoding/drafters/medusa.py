@@ -14,10 +14,10 @@ from decoding.artifacts import Artifact, ArtifactName
 from decoding.drafters._heads import HeadDrafter, HeadParams
 from decoding.drafters.base import Candidates, DraftBudget
 from decoding.heads import MedusaHeads
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.parts import Example, ModelShape
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 

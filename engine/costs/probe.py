@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable

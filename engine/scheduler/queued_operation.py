@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.block import Block
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit
+from decoding.row_context import RowContext
 from engine.cache.table import BlockTable
 from engine.runner import Feed
 from turnout.tracing import current

@@ -15,7 +15,7 @@ LIKELIHOOD = "likelihood"
 # Of sampling, since the format is this one.
 ADDED_SAMPLING = (
     *("allowed_token_ids", "bad_word_ids", "bad_words", "include_stop_str_in_output", "min_tokens"),
-    *("skip_special_tokens", "thinking_token_budget", "truncate_prompt_tokens"),
+    *("processors", "skip_special_tokens", "thinking_token_budget", "truncate_prompt_tokens"),
 )
 # Figures of `Utilisation` that add up.
 SUMS = ("sampled_s", "samples", "memory_byte_s", "cpu_s", "machine_cpu_s")

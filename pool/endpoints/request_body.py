@@ -37,7 +37,7 @@ MORE: dict[Dialect, dict[str, str]] = {
         "ignore_eos": "ignore_eos",
     },
 }
-EXTRA = tuple(MORE["vllm"])
+EXTRA = (*MORE["vllm"], "processors")
 SEED_MASK = 2**31 - 1  # seeds that every server takes
 STRUCTURES = {"regex": "regex", "grammar": "grammar", "choice": "choice"}  # of vLLM's structured_outputs
 

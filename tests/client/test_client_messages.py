@@ -70,7 +70,7 @@ def test_a_call_survives_the_wire() -> None:
         {
             "model": "demo", "method": "plain", "params": {"window": 3, "tau": 0.5}, "deadline_s": 2.0, "seed": 0,
             "temperature": 0.0, "stop": "end", "logit_bias": {7: -1.0}, "stop_token_ids": [1, 2], "request_id": "r",
-            "cache": "lossy",
+            "cache": "lossy", "processors": ["xtc", {"name": "fsd", "k": 4}],
         },
     )  # fmt: skip
     call = grpc_messages.generate_call(request)
@@ -79,6 +79,7 @@ def test_a_call_survives_the_wire() -> None:
     assert call.cache == "lossy"
     assert call.params == {"window": 3, "tau": 0.5}
     assert call.sampling.model_dump(exclude_defaults=True) == {
+        "processors": ("xtc", {"name": "fsd", "k": 4}),
         "temperature": 0.0, "stop": ("end",), "logit_bias": {7: -1.0}, "stop_token_ids": (1, 2), "seed": 0,
     }  # fmt: skip
     assert grpc_messages.generate_call(wire.generate_request((4, 5), None, {})).prompt == (4, 5)

@@ -12,9 +12,9 @@ from decoding.artifacts import Artifact, Artifacts
 from decoding.fakes import TableModel, markov, pair
 from decoding.heads import MedusaHeads, RecurrentHead
 from decoding.length_heads import Head
-from decoding.logits import RowContext
 from decoding.model import ModelPool, Readout, ReadSpec, Request
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.registry import get_method
 from turnout.types import SamplingParams

@@ -12,10 +12,11 @@ from decoding.drafter_state import Stores
 from decoding.drafters.base import DraftBudget, Drafter
 from decoding.lengths.base import LengthPolicy, Round
 from decoding.lengths.fixed import FixedLength
-from decoding.logits import RowContext, process
+from decoding.logits import process
 from decoding.model import Readout, ReadSpec
 from decoding.operations import Expand, Extend
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.base import Verifier

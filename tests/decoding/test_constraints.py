@@ -20,7 +20,8 @@ from decoding.constraints.flat_schemas import FlatSchema
 from decoding.constraints.grammar import Compiler, GrammarConstraint, agreeing, check_whole
 from decoding.constraints.lark_checks import barren
 from decoding.constraints.schemas import endless
-from decoding.logits import RowContext, process
+from decoding.logits import process
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from tests.constrained import END, allowed_ids, byte_compiler, char_compiler, char_vocabulary, fits
 from tests.properties import cases

@@ -16,10 +16,10 @@ from decoding.drafters.clasp import ClaspDrafter, ClaspParams
 from decoding.drafters.easyspec import EasySpecDrafter, EasySpecParams
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.lengths.base import LengthPolicy
-from decoding.logits import RowContext
 from decoding.model import Model, Readout, ReadSpec
 from decoding.partial_forward import Sketch
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.rejection import RejectionVerifier

@@ -10,7 +10,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.logits import RowContext, entropy_bits, process
+from decoding.logits import entropy_bits, process
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
 

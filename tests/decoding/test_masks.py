@@ -19,7 +19,8 @@ from decoding.constraints import mask_prefetch as ahead
 from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
 from decoding.constraints.grammar import Compiler
 from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
-from decoding.logits import RowContext, process
+from decoding.logits import process
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from tests.constrained import allowed_ids, char_compiler, ids_in
 from turnout.errors import TurnoutError

@@ -16,11 +16,12 @@ from decoding.drafter_state import Stores
 from decoding.drafters.base import DraftBudget, Drafter
 from decoding.fakes import pair
 from decoding.lengths.base import LengthPolicy
-from decoding.logits import RowContext, process
+from decoding.logits import process
 from decoding.methods import pearl as program
 from decoding.model import Busy, Model, Readout, ReadSpec, Request
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.preverify import LateCandidate
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers import rejection

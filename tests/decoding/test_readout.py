@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.logits import RowContext, process
+from decoding.logits import process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from tests.constrained import CHARS, char_compiler
 from turnout.structure import Structure

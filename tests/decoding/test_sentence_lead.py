@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 
 # Token 0 ends a sentence, tokens 1 to 8 are words; 9 ends the answer.

@@ -14,10 +14,10 @@ from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.swift import SwiftDrafter, SwiftParams
 from decoding.fakes import TableModel, pair
 from decoding.lengths.fixed import FixedLength
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec, Request
 from decoding.partial_forward import Sketch
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.skip_search import SkipSearch
 from decoding.tree import ROOT, DraftTree

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, pair
-from decoding.logits import RowContext
 from decoding.model import ReadSpec, Request, StopCondition
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.switching.base import BackgroundReader
 from decoding.switching.mean_entropy import MeanEntropySwitch

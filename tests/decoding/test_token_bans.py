@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.logits import RowContext, penalise
+from decoding.logits import choice_scores
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.token_bans import is_banned
 from turnout.types import SamplingParams, Token
@@ -26,7 +27,7 @@ def row(path: tuple[int, ...] = (), written: tuple[int, ...] = (), **sampling: A
 def left(*rows: RowContext) -> list[set[int]]:
     """The tokens that may follow, by row."""
     raw = torch.arange(VOCAB, dtype=torch.float32).expand(len(rows), VOCAB)
-    made = penalise(raw, rows)
+    made = choice_scores(raw, rows)
     assert raw[0].tolist() == list(range(VOCAB))
     found = [{token for token in range(VOCAB) if value[token] != -torch.inf} for value in made]
     assert all(made[i, token] == token for i, kept in enumerate(found) for token in kept)

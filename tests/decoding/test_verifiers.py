@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.logits import RowContext
 from decoding.model import Readout, ReadSpec
 from decoding.noise import Purpose, noise_key, uniform
 from decoding.readout import read
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import ROOT, DraftTree
 from decoding.verifiers.base import Verifier, want_of

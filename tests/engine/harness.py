@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.logits import RowContext, process
+from decoding.logits import process
 from decoding.noise import Purpose, gumbel, noise_key
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from engine.backends.base import Kernels
 from engine.device import Device

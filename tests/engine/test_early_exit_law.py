@@ -13,8 +13,9 @@ from scipy import stats
 
 from decoding.artifacts import Artifacts
 from decoding.exit_heads import ExitHead
-from decoding.logits import RowContext, process
+from decoding.logits import process
 from decoding.model import ModelPool, Request
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from tests.decoding.head_models import save_head
 from tests.engine.harness import Reference, engine_model

@@ -11,8 +11,8 @@ import torch
 from decoding.drafters.base import Candidates, DraftBudget
 from decoding.drafters.vocab_trim import VocabTrimDrafter, VocabTrimParams
 from decoding.lengths.fixed import FixedLength, FixedParams
-from decoding.logits import NEG_INF
 from decoding.model import NoiseKind, ReadSpec
+from decoding.processors.base import NEG_INF
 from decoding.sequence import Sequence
 from decoding.vocabulary import SubVocabulary
 from engine.backends.base import Kernels

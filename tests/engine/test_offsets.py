@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding.block import Block
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from engine.attention.grouped import GroupedStep

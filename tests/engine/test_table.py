@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decoding.block import Block
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from engine.cache.blocks import BlockPool, OutOfBlocksError

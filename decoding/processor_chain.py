@@ -1,0 +1,126 @@
+"""The processors of a request in the order in which they act, applied to the rows of a step by class, not by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from decoding.processors.base import PACKAGE, Batch, LogitsProcessor, Stage
+from decoding.processors.count_penalties import CountPenalties
+from decoding.processors.logit_bias import LogitBias
+from decoding.processors.min_p import MinP
+from decoding.processors.repetition_penalty import RepetitionPenalty
+from decoding.processors.temperature import Temperature
+from decoding.processors.top_k import TopK
+from decoding.processors.top_p import TopP
+from decoding.row_context import RowContext
+from decoding.sequence import Sequence
+from turnout.types import SamplingParams
+
+OWN = 100  # ranks of the request's own processors in a stage; those of the API's flat fields are before
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A processor at its place; rows whose links are alike but for the parameters are processed together."""
+
+    stage: Stage
+    rank: int
+    part: LogitsProcessor
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """What rows are ordered and grouped by: within a row each place occurs once, in ascending order."""
+        return self.stage, self.rank, self.part.name
+
+
+class Chain:
+    """Processors of one sequence.
+
+    Args:
+        sampling: parameters of the request.
+
+    Attributes:
+        before: those that act before structures and banned tokens.
+        after: those that act after them, on rows that a token is drawn from.
+        after_greedy: those of them that act on rows of which the best token is taken.
+    """
+
+    __slots__ = ("after", "after_greedy", "before")
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        links = [Link(part.stage, rank, part) for rank, part in enumerate(_flat(sampling))]
+        links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling))]
+        links.sort(key=lambda link: link.place)
+        self.before = tuple(link for link in links if link.stage < Stage.TEMPERATURE)
+        self.after = tuple(link for link in links if link.stage >= Stage.TEMPERATURE)
+        self.after_greedy = tuple(link for link in self.after if not link.part.keeps_best)
+
+
+def own_processors(sampling: SamplingParams) -> list[LogitsProcessor]:
+    """The processors that a request lists.
+
+    Raises:
+        TurnoutError: NOT_FOUND or INVALID_ARGUMENT, naming the processor by its place in the list.
+    """
+    return [choice.make(PACKAGE, f"processors.{place}") for place, choice in enumerate(sampling.processors)]
+
+
+def _flat(sampling: SamplingParams) -> Iterator[LogitsProcessor]:
+    """Processors that the API's flat fields ask for, in their documented order."""
+    if sampling.logit_bias:
+        yield LogitBias(LogitBias.Params(bias=sampling.logit_bias))
+    if sampling.repetition_penalty != 1.0:
+        yield RepetitionPenalty(RepetitionPenalty.Params(penalty=sampling.repetition_penalty))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        yield CountPenalties(CountPenalties.Params(presence=presence, frequency=frequency))
+    if sampling.temperature not in (0.0, 1.0):
+        yield Temperature(Temperature.Params(temperature=sampling.temperature))
+    if sampling.top_k:
+        yield TopK(TopK.Params(k=sampling.top_k))
+    if sampling.top_p < 1.0:
+        yield TopP(TopP.Params(p=sampling.top_p))
+    if sampling.min_p:
+        yield MinP(MinP.Params(p=sampling.min_p))
+
+
+def chain_of(seq: Sequence) -> Chain:
+    """The sequence's chain; made once."""
+    if seq.chain is None:
+        seq.chain = Chain(seq.sampling)
+    return seq.chain
+
+
+def apply(
+    logits: torch.Tensor, raw: torch.Tensor, contexts: Rows[RowContext], links: Rows[tuple[Link, ...]]
+) -> torch.Tensor:
+    """Apply to each row its links, in their order.
+
+    Args:
+        logits: float32 [rows, vocab]; not modified.
+        raw: float32 [rows, vocab], before any processor.
+        contexts: of the rows.
+        links: of the rows.
+
+    Returns:
+        float32 [rows, vocab]; `logits` itself where no row has a link.
+    """
+    groups: dict[tuple[int, int, str], tuple[list[int], list[LogitsProcessor]]] = {}
+    for row, chain in enumerate(links):
+        for link in chain:
+            rows, parts = groups.setdefault(link.place, ([], []))
+            rows.append(row)
+            parts.append(link.part)
+    for _, (rows, parts) in sorted(groups.items()):
+        cls = type(parts[0])
+        if len(rows) == len(contexts):
+            logits = cls.apply(logits, parts, Batch(contexts, raw))
+        else:
+            places = torch.tensor(rows, device=logits.device)
+            batch = Batch([contexts[row] for row in rows], raw, places)
+            logits = logits.index_copy(0, places, cls.apply(logits[places], parts, batch))
+    return logits

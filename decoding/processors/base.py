@@ -1,0 +1,110 @@
+"""The slot of logits processors: pure functions from rows of logits to rows of logits, for all rows of a step at once.
+
+A module here assigns its class to `PART`; a request chooses it by file name. What it computes for a row depends on the
+sequence's tokens, the hypothetical tokens after them and the row alone, so drafts, forks and replays need nothing more.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, Self
+
+import torch
+
+from decoding.parts import Part
+from decoding.row_context import RowContext
+
+PACKAGE = "decoding.processors"
+NEG_INF = float("-inf")
+
+
+class Stage(IntEnum):
+    """When a processor acts. Structures and banned tokens act between `MIX` and `TEMPERATURE`.
+
+    What acts before them excludes no token: it could be the only one that they allow.
+
+    bias: adds to logits, whatever was written. penalty: by the tokens before. mix: other distributions mixed in.
+    temperature: the row as a whole made flatter or sharper. truncate: improbable tokens left out. reshape: the rest.
+    """
+
+    BIAS = 0
+    PENALTY = 1
+    MIX = 2
+    TEMPERATURE = 3
+    TRUNCATE = 4
+    RESHAPE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that a processor is applied to.
+
+    Attributes:
+        contexts: of each row, the sequence and the hypothetical tokens after it.
+        all_raw: float32 [all, vocab], the raw logits of the step's rows.
+        places: int64 [rows], which of them these rows are; None: they are all.
+    """
+
+    contexts: Rows[RowContext]
+    all_raw: torch.Tensor
+    places: torch.Tensor | None = None
+
+    @property
+    def raw(self) -> torch.Tensor:
+        """float32 [rows, vocab], the logits before any processor; not to be modified."""
+        return self.all_raw if self.places is None else self.all_raw[self.places]
+
+    def tensor(self, values: Rows[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A value a row, where the logits are: [rows, 1]."""
+        return torch.tensor(values, dtype=dtype, device=self.all_raw.device)[:, None]
+
+
+class LogitsProcessor(Part):
+    """A logits processor. Parameters that ask for nothing must leave a row as it is.
+
+    Attributes:
+        stage: when it acts; within a stage the request's own processors act in the order in which it lists them.
+        keeps_best: whether the most probable token stays the most probable one: it is then not applied to greedy rows.
+        greedy_only: whether it scores candidates for a search, so that a request must have temperature 0.
+        off: parameters with which it changes nothing.
+    """
+
+    where = "processors"
+    stage: ClassVar[Stage]
+    keeps_best: ClassVar[bool] = False
+    greedy_only: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, Any]]
+
+    @classmethod
+    def encoded(cls, params: Any, tokens_with: Callable[[str], tuple[int, ...]]) -> Any:
+        """Parameters in which texts are also given as ids; called once a request, where there is a tokenizer.
+
+        Args:
+            params: of this class.
+            tokens_with: ids of the tokens with a text in theirs.
+        """
+        return params
+
+    @classmethod
+    @abstractmethod
+    def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
+        """Process rows of different requests.
+
+        Args:
+            logits: float32 [rows, vocab], as earlier processors left them; excluded tokens are -inf. Not to be
+                modified.
+            parts: each row's own processor, of this class.
+            batch: what rows these are.
+
+        Returns:
+            float32 [rows, vocab]; at least one token of each row is finite.
+        """
+
+
+def keep(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Exclude the tokens that are not kept (bool [rows, vocab]); the most probable token is always kept."""
+    return logits.masked_fill(~kept & (logits < logits.amax(-1, keepdim=True)), NEG_INF)

@@ -1,0 +1,30 @@
+"""Context of a row of logits: whose it is, and what is assumed to be written before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decoding.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """Context of a row: the sequence, and the hypothetical tokens (a draft path) after its last one.
+
+    Attributes:
+        free: whether it only drafts: what the sequence is constrained to does not hold for it.
+    """
+
+    seq: Sequence
+    path: tuple[int, ...] = ()
+    free: bool = False
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token this row chooses."""
+        return len(self.seq) + len(self.path)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt, answer and path."""
+        return [*self.seq.tokens, *self.path]

@@ -1,0 +1,150 @@
+"""Every logits processor: off it changes nothing, rows do not depend on their batch, drafts change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.logits import choice_scores
+from decoding.model import ModelPool, Request
+from decoding.processors.base import PACKAGE, LogitsProcessor, Stage
+from decoding.row_context import RowContext
+from decoding.sequence import Sequence
+from tests.conformance.parts import VOCAB
+from tests.conformance.test_identity import pool as pool
+from tests.conformance.test_identity import prompts
+from tests.conformance.test_structures import LONGEST, STRUCTURE, assert_fits
+from tests.constrained import END, char_compiler
+from turnout.part_choice import PartChoice
+from turnout.registry import get_method, load, names
+from turnout.types import SamplingParams, Token
+
+PROCESSORS: dict[str, type[LogitsProcessor]] = {name: load(PACKAGE, name, "part").PART for name in names(PACKAGE)}
+# With which each has something to do; {}: its defaults are such.
+ACTIVE: dict[str, dict[str, Any]] = {name: dict(part.Params.example) for name, part in PROCESSORS.items()}  # fmt: skip
+ROWS = 12
+
+
+def rows_of(name: str, params: dict[str, Any], greedy: bool = False) -> list[RowContext]:
+    """Rows of different texts, which repeat themselves; every third is a hypothetical one."""
+    made = []
+    for place in range(ROWS):
+        draw = torch.Generator().manual_seed(place)
+        words = torch.randint(2, 12, (20 + place,), generator=draw).tolist()
+        choice = PartChoice(name=name, params=params)
+        sampling = SamplingParams(max_tokens=99, temperature=0.0 if greedy else 1.0, processors=(choice,))
+        seq = Sequence(words[:6], sampling, seed=place)
+        path = tuple(words[-3:]) if place % 3 == 0 else ()
+        for token in words[6 : len(words) - len(path)]:
+            seq.append(Token(token, "m"))
+        made.append(RowContext(seq, path))
+    return made
+
+
+def logits(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
+    made = torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 3
+    made[:, 2:4] = made[:, 3:4]  # two tokens exactly alike
+    return made
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_off_is_the_identity(name: str) -> None:
+    raw, part = logits(), PROCESSORS[name]
+    assert torch.equal(choice_scores(raw, rows_of(name, dict(part.off))), raw)
+    rows = rows_of(name, ACTIVE[name], part.greedy_only)
+    assert not torch.equal(
+        choice_scores(raw, rows), choice_scores(raw, rows_of(name, dict(part.off), part.greedy_only))
+    )
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_rows_are_what_they_are_alone(name: str) -> None:
+    raw, greedy = logits(), PROCESSORS[name].greedy_only
+    before = raw.clone()
+    rows = rows_of(name, ACTIVE[name], greedy)
+    made = choice_scores(raw, rows)
+    assert torch.equal(raw, before)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3)).tolist()
+    others = rows_of("top_k", {"k": 5})
+    for place, row in enumerate(rows_of(name, ACTIVE[name], greedy)):
+        assert torch.equal(choice_scores(raw[place : place + 1], [row])[0], made[place])
+    shuffled = choice_scores(raw[order], [rows_of(name, ACTIVE[name], greedy)[place] for place in order])
+    assert torch.equal(shuffled, made[order])
+    mixed = [row for pair in zip(rows_of(name, ACTIVE[name], greedy), others, strict=True) for row in pair]
+    among = choice_scores(torch.cat([raw, raw]), mixed)  # every second row is another request's
+    alone = choice_scores(torch.cat([raw, raw])[::2], rows_of(name, ACTIVE[name], greedy))
+    assert torch.equal(among[::2], alone)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_hypothetical_tokens_count_as_written_ones(name: str) -> None:
+    """One sequence asked at every place of a path, then at the same places as they are written, then with new parts."""
+    raw, greedy = logits(), PROCESSORS[name].greedy_only
+    [row, *_] = rows_of(name, ACTIVE[name], greedy)
+    words = [5, 3, 5, 3, 7, 5, 3]
+    paths = [tuple(words[:size]) for size in range(len(words) + 1)]
+    drafted = choice_scores(raw[: len(paths)], [RowContext(row.seq, path) for path in paths])
+    for place in range(len(paths)):
+        assert torch.equal(choice_scores(raw[place : place + 1], [RowContext(row.seq)])[0], drafted[place])
+        assert torch.equal(choice_scores(raw[place : place + 1], [RowContext(row.seq.fork())])[0], drafted[place])
+        if place < len(words):
+            row.seq.append(Token(words[place], "m"))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_something_is_left_and_the_best_stays_where_promised(name: str) -> None:
+    part = PROCESSORS[name]
+    for seed in range(20):
+        raw = logits(seed)
+        raw[:4] = raw[:4] * 0.01  # nearly flat rows
+        raw[4:6, ::2] = float("-inf")  # some of it excluded before
+        made = choice_scores(raw, rows_of(name, ACTIVE[name], part.greedy_only))
+        probs = made.softmax(-1)
+        assert torch.allclose(probs.sum(-1), torch.ones(ROWS))
+        assert bool((made[4:6, ::2] == float("-inf")).all()) or part.greedy_only
+        if part.stage < Stage.TEMPERATURE:
+            assert torch.equal(made.isfinite(), raw.isfinite())
+        if part.keeps_best:
+            kept = made.gather(-1, raw.argmax(-1, keepdim=True))
+            assert torch.equal(kept, made.amax(-1, keepdim=True))
+
+
+async def answered(
+    pool: ModelPool, method: str, params: dict[str, Any], sampling: dict[str, Any], structured: bool
+) -> list[Sequence]:
+    async def one(place: int) -> Sequence:
+        info = get_method(method)
+        seq = Sequence(prompts(place + 1)[place], SamplingParams(max_tokens=LONGEST, **sampling), place, (END,))
+        if structured:
+            seq.constraint = char_compiler().compile(STRUCTURE)
+        async for _ in info.run(Request(f"r{place}", seq), pool, info.parse(params)):
+            pass
+        for model in pool.models.values():
+            model.release(seq)
+        return seq
+
+    return list(await asyncio.gather(*(one(place) for place in range(2))))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("structured", [False, True])
+async def test_drafts_change_nothing(pool: ModelPool, structured: bool) -> None:
+    """Speculation with the match verifier writes what plain decoding writes, under all of them in one batch."""
+    jobs, compared = [], 0
+    drafted = {"drafter": "model_chain", "verifier": "match", "length": "fixed"}
+    for name, part in PROCESSORS.items():
+        sampling = {
+            "temperature": 0.0 if part.greedy_only else 0.9,
+            "processors": (PartChoice(name=name, params=ACTIVE[name]), PartChoice.of("top_k", k=20)),
+        }
+        jobs += [(method, params, sampling, structured) for method, params in (("plain", {}), ("speculative", drafted))]
+    made = await asyncio.gather(*(answered(pool, *job) for job in jobs))
+    for plain, speculative in zip(made[::2], made[1::2], strict=True):
+        assert [seq.tokens for seq in plain] == [seq.tokens for seq in speculative]
+        compared += sum(seq.meter.speculation.accepted_tokens for seq in speculative)
+        for seq in plain if structured else ():
+            assert_fits(seq)
+    assert compared > 0
