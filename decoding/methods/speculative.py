@@ -150,7 +150,7 @@ class SpeculativeParams(MethodParams):
     def check_parts(self, models: ModelPool) -> None:
         """See `MethodParams.check_parts`; what falls back to plain decoding does without."""
         if self.fallback == "refuse":
-            checked_parts(self, models)
+            checked_parts(self.chosen(models), models)
 
     def untimed(self) -> Self:
         """See `MethodParams.untimed`: times change no token, but which of them come together."""
@@ -221,7 +221,7 @@ class SpeculativeParams(MethodParams):
 def make_parts(
     params: SpeculativeParams, models: ModelPool | None = None, greedy: bool = False
 ) -> tuple[list[Arm], Selector, Verifier]:
-    """The parts a request chose, made for it.
+    """Make the parts that a request chose, those that it leaves open included.
 
     Args:
         params: the request's.
@@ -229,9 +229,17 @@ def make_parts(
         greedy: whether no token of the answer is drawn.
 
     Raises:
+        TurnoutError: as `_parts_of`.
+    """
+    return _parts_of(params.chosen(models, greedy))
+
+
+def _parts_of(params: SpeculativeParams) -> tuple[list[Arm], Selector, Verifier]:
+    """Make the parts that settled parameters (`SpeculativeParams.chosen`) name.
+
+    Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT: an unknown part, a wrong parameter, parts that do not fit.
     """
-    params = params.chosen(models, greedy)
     if not params.arms:
         raise invalid(f"{FIELD}.drafter", "is empty; at least one drafter is needed")
     verifier: Verifier = params.verifier.make(VERIFIERS, f"{FIELD}.verifier")
@@ -261,15 +269,17 @@ def make_parts(
     return arms, selector, verifier
 
 
-def checked_parts(
-    params: SpeculativeParams, models: ModelPool, greedy: bool = False
-) -> tuple[list[Arm], Selector, Verifier]:
-    """The parts a request chose, after a look at the models.
+def checked_parts(params: SpeculativeParams, models: ModelPool) -> tuple[list[Arm], Selector, Verifier]:
+    """Make the parts that a request chose, and check them against the models.
+
+    Args:
+        params: of `SpeculativeParams.chosen`.
+        models: the pool.
 
     Raises:
-        TurnoutError: as `make_parts`; also what a part refuses, say an artifact of another model.
+        TurnoutError: as `_parts_of`; also what a part refuses, say an artifact of another model.
     """
-    arms, selector, verifier = make_parts(params, models, greedy)
+    arms, selector, verifier = _parts_of(params)
     for arm in arms:
         _check_vocabulary(arm.drafter, models)
         arm.drafter.check(models)
@@ -358,7 +368,7 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
     if not params.refused:
         try:
             chosen = params.chosen(models, greedy)
-            arms, selector, verifier = checked_parts(chosen, models, greedy)
+            arms, selector, verifier = checked_parts(chosen, models)
             repeated = rounds_of(params.rounds, request.sequence.seed, arms)
             if params.is_automatic(greedy) and not repeated:  # rounds name drafters by their places among all
                 roster = Roster(arms, request.sequence, models)

@@ -187,7 +187,7 @@ class _Steps:
         greedy = request.sequence.sampling.greedy
         # The last round of a step may pass its limit: no time decides how far.
         own = params.speculate.untimed() if params.speculate is not None else None
-        self._parts = checked_parts(own, models, greedy) if own is not None else None
+        self._parts = checked_parts(own.chosen(models, greedy), models) if own is not None else None
 
     async def run(self) -> AsyncGenerator[Segment, None]:
         """Segments: a kept step at once, the large model's as it writes."""
