@@ -45,6 +45,7 @@ UNSUPPORTED = {
     "mm_processor_kwargs": Unsupported(IMAGES, ({},)),
     "modalities": Unsupported(IMAGES, (["text"],)),
     "prompt_embeds": Unsupported("give a text or token ids"),
+    "session_id": Unsupported("use `decoding.session`"),
     "suffix": Unsupported("models here only continue a text", ("",)),
     "use_beam_search": Unsupported(BEAMS, (False,)),
     "vllm_xargs": Unsupported("use `decoding`", ({},)),

@@ -370,10 +370,8 @@ def _job(
     except TurnoutError as error:
         raise respell(error, names) from None
     structure, names["structure"] = structure_asked(body)
-    processors = tuple(body.decoding.processors)
-    sampling = sampling.model_copy(
-        update={"token_details": body.decoding.tokens, "structure": structure, "processors": processors}
-    )
+    own = {"token_details": body.decoding.tokens, "processors": tuple(body.decoding.processors)}
+    sampling = sampling.model_copy(update={**own, "structure": structure})
     calls = tuple(
         GenerateCall(
             request_id=request_id(),

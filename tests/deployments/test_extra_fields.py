@@ -59,6 +59,12 @@ async def test_what_asks_for_nothing_is_ignored(http: httpx.AsyncClient, path: s
     assert (await http.post(path, json={**body, **everything})).json()["choices"] == plain
 
 
+async def test_fields_of_the_other_endpoint_are_refused_by_name(http: httpx.AsyncClient) -> None:
+    for path, body, name, value in ((CHATS, CHAT, "echo", True), (COMPLETIONS, TEXT, "top_logprobs", 1)):
+        refused = await http.post(path, json={**body, name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
 def test_no_field_is_in_two_classes() -> None:
     for body in (ChatBody, CompletionBody):
         assert not set(body.model_fields) & (IGNORED_FIELDS | set(UNSUPPORTED))

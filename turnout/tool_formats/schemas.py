@@ -29,7 +29,7 @@ class Parameters:
 
 
 def resolved(schema: Any, root: Any) -> dict[str, Any]:
-    """Return a schema without references at its top; keywords beside a reference are kept."""
+    """Return a schema without references at its top; keywords next to a reference are kept."""
     found = schema if isinstance(schema, dict) else {}
     for _ in range(MAX_REFERENCES):
         if "$ref" not in found:
