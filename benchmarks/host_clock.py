@@ -84,9 +84,12 @@ def lighten(model: EngineModel, clock: Clock, seconds: float = 0.0) -> None:
     for owner, name, part in (
         (batcher._builder, "plan", "plan"),
         (batcher, "_apply", "hand out"),
+        (batcher, "_take", "hand out"),
+        (batcher, "_enter", "hand out"),
         (batcher, "_account", "account"),
         (runner, "_lay_out", "launch"),
         (plan.backend, "step", "launch"),
         (runner, "_deliver", "read"),
+        (runner, "_draw", "read"),
     ):
         setattr(owner, name, clock.timed(part, getattr(owner, name)))

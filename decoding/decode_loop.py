@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, token_of
@@ -35,7 +36,21 @@ class DecodeLoop:
         stopped_by: a rule's name, "max_tokens" or "finish" once it has ended; "" before.
     """
 
-    __slots__ = ("_most", "_num_parameters", "_source", "_tokens", "_until", "seq", "stopped_by", "want")
+    __slots__ = (
+        *(
+            "_due",
+            "_given",
+            "_length",
+            "_lengths",
+            "_most",
+            "_num_parameters",
+            "_source",
+            "_announced",
+            "_tokens",
+            "_until",
+        ),
+        *("seq", "stopped_by", "want"),
+    )
 
     def __init__(self, seq: Sequence, until: StopCondition, source: str, num_parameters: int) -> None:
         self.seq = seq
@@ -45,6 +60,10 @@ class DecodeLoop:
         self._source = source
         self._num_parameters = num_parameters
         self._tokens: list[Token] = []
+        self._due: Callable[[], None] | None = None
+        self._lengths = stretch_lengths()
+        self._given = self._announced = 0
+        self._length = sys.maxsize
         self.stopped_by = ""
         if seq.finished:
             self.stopped_by = "finish"
@@ -74,6 +93,67 @@ class DecodeLoop:
         elif until.max_tokens is not None and len(self._tokens) >= until.max_tokens:
             self.stopped_by = "max_tokens"
         return not self.stopped_by
+
+    def take_plain(self, tokens: list[int]) -> int:
+        """Take the next chosen tokens, of which nothing else was read, up to the end; no rule looks at them.
+
+        Returns:
+            How many were taken.
+        """
+        seq, most = self.seq, self._until.max_tokens
+        if most is not None:
+            tokens = tokens[: most - len(self._tokens)]
+        added = seq.append_plain(tokens, self._source, self._num_parameters)
+        self._tokens += seq.generated[len(seq.generated) - added :]
+        if seq.finished:
+            self.stopped_by = "finish"
+        elif most is not None and len(self._tokens) >= most:
+            self.stopped_by = "max_tokens"
+        return added
+
+    @property
+    def room(self) -> int:
+        """Most tokens that it may still take."""
+        left, most = self.seq.num_remaining, self._until.max_tokens
+        return left if most is None else min(left, most - len(self._tokens))
+
+    @property
+    def ruled(self) -> bool:
+        """Whether rules look at its tokens."""
+        return bool(self._until.rules)
+
+    @property
+    def watched(self) -> bool:
+        """Whether its text can end it."""
+        return self.seq.stop is not None and self.seq.stop.watches
+
+    def stream(self, due: Callable[[], None]) -> None:
+        """From now on, let `announce` call `due` when a stretch is there."""
+        self._due, self._length = due, next(self._lengths)
+
+    @property
+    def streams(self) -> bool:
+        """Whether its stretches are waited for."""
+        return self._due is not None
+
+    @property
+    def num_before_due(self) -> int:
+        """Tokens until the next stretch is there, at least 1; where none is waited for, more than there ever are."""
+        return max(self._announced + self._length - len(self._tokens), 1)
+
+    def announce(self, share: float = 1.0) -> bool:
+        """If the next stretch is there, or that share of it, let who waits for it know."""
+        if self._due is None or len(self._tokens) - self._announced < share * self._length:
+            return False
+        self._announced, self._length = len(self._tokens), next(self._lengths)
+        self._due()
+        return True
+
+    def stretch(self) -> Segment:
+        """Return what has come since the last call."""
+        tokens = tuple(self._tokens[self._given :])
+        self._given = len(self._tokens)
+        return Segment(tokens, self.stopped_by or "max_tokens")
 
     @property
     def segment(self) -> Segment:

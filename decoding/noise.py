@@ -7,9 +7,14 @@ SplitMix64's finaliser (Steele, Lea, Flood 2014), evaluated at a counter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Keys = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -43,6 +48,30 @@ def noise_key(seed: int, position: int, purpose: Purpose, lane: int = 0) -> int:
     return _mix((key + (purpose * 0x10001 + lane + 1) * _GOLDEN) & _MASK)
 
 
+def seed_keys(seeds: Iterable[int]) -> Keys:
+    """Return what `noise_keys` takes of seeds, which stays the same at all positions."""
+    return _mixed(np.array([(seed + _GOLDEN) & _MASK for seed in seeds], dtype=np.uint64))
+
+
+def noise_keys(seeds: Keys, positions: npt.NDArray[np.int64], purpose: Purpose) -> Keys:
+    """`noise_key` of many rows at once.
+
+    Args:
+        seeds: uint64 [rows], of `seed_keys`.
+        positions: [rows].
+        purpose: of all.
+    """
+    key = _mixed(seeds + positions.astype(np.uint64) * np.uint64(_GOLDEN))
+    return _mixed(key + np.uint64((purpose * 0x10001 + 1) * _GOLDEN & _MASK))
+
+
+def _mixed(x: Keys) -> Keys:
+    """`_mix` of each; products wrap modulo 2**64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
+    return x ^ (x >> np.uint64(31))
+
+
 def uniform(key: int) -> float:
     """A number in [0, 1) with 53 random bits."""
     return (_mix((key + _GOLDEN) & _MASK) >> 11) * 2.0**-53
@@ -65,7 +94,7 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-def gumbel(keys: list[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+def gumbel(keys: list[int] | Keys, vocab_size: int, device: torch.device) -> torch.Tensor:
     """Standard Gumbel noise for every token of every row.
 
     Args:
@@ -76,7 +105,7 @@ def gumbel(keys: list[int], vocab_size: int, device: torch.device) -> torch.Tens
     Returns:
         float32 [rows, vocab_size]. `argmax(logits + noise)` is a sample of softmax(logits).
     """
-    rows = torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+    rows = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(device)
     counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
     x = rows[:, None] + counter  # wraps modulo 2**64, as the generator asks
     # In place: at large vocabularies the time goes into memory, not arithmetic.

@@ -13,16 +13,18 @@ class RowContext:
 
     Attributes:
         free: whether it only drafts: what the sequence is constrained to does not hold for it.
+        at: its position, where the sequence may have grown since; None: the sequence says it.
     """
 
     seq: Sequence
     path: tuple[int, ...] = ()
     free: bool = False
+    at: int | None = None
 
     @property
     def position(self) -> int:
         """Absolute position of the token this row chooses."""
-        return len(self.seq) + len(self.path)
+        return len(self.seq) + len(self.path) if self.at is None else self.at
 
     @property
     def tokens(self) -> list[int]:

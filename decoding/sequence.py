@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from decoding.drafter_state import learner_of
@@ -15,10 +16,20 @@ if TYPE_CHECKING:
     from decoding.thinking import Thinking
 
 DEFAULT_SHARING = Sharing()
+plain_token = lru_cache(maxsize=1 << 16)(Token)  # of an id and a source: of a model's plain tokens there are few
 
 
 class TextStop(Protocol):
-    """Detector of stop strings in the generated text; one per sequence, fed every token once, in order."""
+    """Detector of stop strings in the generated text; one per sequence, fed every token once, in order.
+
+    Attributes:
+        watches: whether there is a string that it looks for.
+    """
+
+    @property
+    def watches(self) -> bool:
+        """See the class."""
+        ...
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; True when the text now contains a stop string."""
@@ -168,6 +179,31 @@ class Sequence:
         elif len(self.generated) >= self.sampling.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         return True
+
+    def append_plain(self, ids: list[int], source: str, num_parameters: int) -> int:
+        """Add decoded tokens of which nothing but the id is known, until the answer ends, as `append` does one by one.
+
+        Returns:
+            How many were added.
+        """
+        if self.finish_reason is not None:
+            return 0
+        ids = ids[: self.sampling.max_tokens - len(self.generated)]
+        if self.stop is not None or not self._ends.isdisjoint(ids):
+            for place, token in enumerate(ids):
+                if token in self._ends or (self.stop is not None and self.stop.feed(token)):
+                    self.finish_reason = FinishReason.STOP
+                    del ids[place + 1 :]
+                    break
+        counts = self.output_counts
+        for token in ids:
+            counts[token] = counts.get(token, 0) + 1
+        self.tokens.extend(ids)
+        self.generated.extend([plain_token(token, source) for token in ids])
+        self.meter.of(source, num_parameters).generated_tokens += len(ids)
+        if self.finish_reason is None and len(self.generated) >= self.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return len(ids)
 
     def extend(self, tokens: Iterable[Token], num_parameters: dict[str, int]) -> tuple[Token, ...]:
         """Add tokens until the answer ends; returns those that were added (an end inside cuts the rest)."""

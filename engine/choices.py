@@ -55,7 +55,7 @@ class Choices:
         asked = _Asked(logits, histories, want)
         self._waiting.append(asked)
         try:
-            async with self._device.turn:
+            async with self._device.quiet():
                 if not asked.rows:
                     await self._read_waiting(asked)
         finally:

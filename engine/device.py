@@ -6,7 +6,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -54,7 +55,7 @@ class Device:
         self.minimum_share = MinimumShare()
         self.spent_s = 0.0
         self._thread = WorkerThread(f"forward-{name}")
-        self._working_since: float | None = None
+        self._wanting = 0  # that wait for the turn while steps may follow each other
         self._interactive_at = -math.inf
         self._last: dict[Sequence, Batcher] = {}  # the model that got a sequence's latest operation
         self._ready: deque[Batcher] = deque()  # models whose turn comes, in this order
@@ -65,8 +66,7 @@ class Device:
     @property
     def working_s(self) -> float:
         """How long the thread has been at its present work, in seconds; 0.0: it has none."""
-        since = self._working_since
-        return time.monotonic() - since if since is not None else 0.0
+        return self._thread.working_s
 
     @property
     def low_priority(self) -> bool:
@@ -87,10 +87,31 @@ class Device:
         """Return the CPU threads of a model's next forward; None: torch's setting."""
         return self.threads.of(model, fed) if self.threads is not None else None
 
-    def ran(self, model: str, fed: Fed, work_s: float | None, seconds: float) -> None:
-        """Learn the best number of threads from a forward; see `Threads.took`."""
+    def ran(self, model: str, fed: Fed, work_s: float | None, seconds: float, forwards: int) -> None:
+        """Learn the best number of threads from forwards; see `Threads.took`."""
         if self.threads is not None:
-            self.threads.took(model, fed, work_s, seconds)
+            self.threads.took(model, fed, work_s, seconds, forwards)
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Hold the turn: no step runs meanwhile. Steps that follow each other end for it."""
+        self._wanting += 1
+        try:
+            await self.turn.acquire()
+        finally:
+            self._wanting -= 1
+        try:
+            yield
+        finally:
+            self.turn.release()
+
+    def has_changed(self) -> bool:
+        """Return whether anything changed since the step in progress was planned, or something else waits for a turn.
+
+        Called on the thread, before another forward of the same step.
+        """
+        self._thread.note_working()
+        return self._changed.is_set() or self._wanting > 0 or self._thread.has_waiting
 
     def tenants(self) -> set[str]:
         """Return the tenants with operations of the priority class whose turn is next, on any of the models."""
@@ -147,7 +168,7 @@ class Device:
         loop = self._loop
         if loop is None or loop.done() or loop.get_loop() is not asyncio.get_running_loop():
             return
-        async with self.turn:  # a forward of it has ended
+        async with self.quiet():  # a forward of it has ended
             pass
         if not self.members:
             await asyncio.wait([loop])
@@ -214,6 +235,7 @@ class Device:
             tenants=frozenset().union(*(each.tenants() for each in others if yielding)),
             loads=tuple(each.load() for each in others),
             waited_s=self.spent_s - member.ran_until_s,
+            alone=not any(each.num_waiting for each in others),
         )
 
     def is_delayed(self, member: Batcher) -> bool:
@@ -237,14 +259,7 @@ class Device:
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the device's thread. The caller holds `turn`."""
-        return self._thread.run(lambda: self._work(work))
-
-    def _work(self, work: Callable[[], T]) -> T:
-        self._working_since = time.monotonic()
-        try:
-            return work()
-        finally:
-            self._working_since = None
+        return self._thread.run(work)
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between forwards and wait for it; called from any thread but the event loop's."""
@@ -252,7 +267,7 @@ class Device:
 
     async def between(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread between two forwards; a cancelled caller still waits for its end."""
-        async with self.turn:
+        async with self.quiet():
             return await to_its_end(self.run(work))
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ async def export_kv(model: EngineModel, seq: Sequence, start: int = 0, stop: int
         `stop - start`, down to 0, where fewer are cached.
     """
     device, pool, size = model.batcher.device, model.pool, model.pool.block_size
-    async with device.turn:  # no forward runs: what the table says is what its blocks hold
+    async with device.quiet():  # no forward runs: what the table says is what its blocks hold
         blocks, held = _cached(model, seq)
         end = held if stop is None else min(held, stop)
         first = start // size

@@ -46,7 +46,7 @@ async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
     until = op.until.twins()
     loop = DecodeLoop(seq, until, model.name, model.num_parameters)
     if not loop.stopped_by:
-        work = QueuedOperation(await model.ready(seq), want=loop.want, on_row=loop.take)
+        work = QueuedOperation(await model.ready(seq), want=loop.want, loop=loop)
         await model.batcher.submit(work)
     return Decoded(loop.segment, until.rules)
 
@@ -73,7 +73,7 @@ async def _run(
 async def _read(model: EngineModel, seq: Sequence, op: Read) -> list[Readout]:
     histories = [RowContext(seq, path) for path in op.paths]
     device, runner = model.batcher.device, model.batcher.runner
-    async with device.turn:
+    async with device.quiet():
         return await device.run(lambda: runner.read(op.states, histories, op.want, op.normed))
 
 

@@ -19,6 +19,7 @@ from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable
 from engine.loaded_model import LoadedModel
+from engine.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from engine.reuse.reused_spans import Partial
@@ -88,12 +89,14 @@ class Runner:
         self._ahead = MaskPrefetch(partial(spares_core, device))
 
     @torch.inference_mode()
-    def run(self, feeds: Sequence[Feed]) -> list[list[Readout]]:
+    def run(self, feeds: Sequence[Feed]) -> Sequence[list[Readout]]:
         """Feed every sequence's tokens in one forward, or one for each set of layers; KV lands in the reserved slots.
 
         Returns:
             For each feed, the rows it asked for.
         """
+        if isinstance(feeds, TokenBatch):
+            return self._run_tokens(feeds)
         bound = [
             history
             for feed in feeds
@@ -198,7 +201,18 @@ class Runner:
             logits[rows] = self.plan.logits(normed[rows], among)
         return logits
 
+    def _run_tokens(self, batch: TokenBatch) -> Sequence[list[Readout]]:
+        layout = self._lay_out(batch)
+        step = self.plan.backend.step(layout, self.store)
+        hidden, _ = self.plan.stack.hidden(layout, step, frozenset(), WHOLE, None)
+        return self._draw(batch, hidden)
+
+    def _draw(self, batch: TokenBatch, hidden: torch.Tensor) -> Sequence[list[Readout]]:
+        return batch.read(self.plan.logits(self.plan.stack.norm(hidden, batch.picked)))
+
     def _lay_out(self, feeds: Sequence[Feed]) -> Layout:
+        if isinstance(feeds, TokenBatch):
+            return feeds.layout()
         trees = {
             index: (feed.block.seen()[feed.cached_rows :], feed.block.positions[feed.cached_rows :])
             for index, feed in enumerate(feeds)

@@ -77,14 +77,15 @@ class Threads:
         choice = self._choice(model, fed)
         return self._other(choice) if choice.turn in (1, 2) else choice.threads
 
-    def took(self, model: str, fed: Fed, work_s: float | None, seconds: float) -> None:
-        """Learn from a forward that has just ended.
+    def took(self, model: str, fed: Fed, work_s: float | None, seconds: float, forwards: int = 1) -> None:
+        """Learn from a forward that has just ended, or from several in a row.
 
         Args:
             model: whose it was.
             fed: how much it was fed.
             work_s: how long the cost model says that it takes, in seconds; None: it does not know.
             seconds: how long it took.
+            forwards: their number; the others are of all of them together, but for `fed`.
         """
         now = self._clock()
         gap_s = now - seconds - self._ended
@@ -95,7 +96,7 @@ class Threads:
         elapsed = seconds + (max(gap_s, 0.0) if gap_s < IDLE_S else 0.0)
         choice = self._choice(model, fed)
         if choice.turn is not None:
-            self._tried(choice, work_s, elapsed)
+            self._tried(choice, work_s, elapsed, forwards)
             return
         choice.held_s += elapsed
         if choice.held_s >= choice.hold_s:
@@ -107,13 +108,13 @@ class Threads:
     def _other(self, choice: _Choice) -> int:
         return self._most - 1 if choice.threads == self._most else self._most
 
-    def _tried(self, choice: _Choice, work_s: float, elapsed: float) -> None:
+    def _tried(self, choice: _Choice, work_s: float, elapsed: float, forwards: int) -> None:
         assert choice.turn is not None
         if choice.forwards:
             turn = choice.turns[choice.turn in (1, 2)]
             turn.work_s += work_s
             turn.took_s += elapsed
-        choice.forwards += 1
+        choice.forwards += forwards
         choice.seconds += elapsed
         if choice.forwards <= TURN_FORWARDS or choice.seconds < TURN_S:
             return

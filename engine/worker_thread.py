@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,10 +27,21 @@ class WorkerThread:
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._working_since: float | None = None
         self._putting = Lock()  # nothing may be put behind the end, where it would wait for ever
         self._thread = Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, self._queue.put, None)
+
+    @property
+    def working_s(self) -> float:
+        """How long it has been at its present work, in seconds; 0.0: it has none that `run` was given."""
+        since = self._working_since
+        return time.monotonic() - since if since is not None else 0.0
+
+    def note_working(self) -> None:
+        """Note that it begins another piece of its present work."""
+        self._working_since = time.monotonic()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Queue a piece of work; the running event loop gets what it returns or raises.
@@ -41,11 +53,14 @@ class WorkerThread:
         future: asyncio.Future[T] = loop.create_future()
 
         def piece() -> None:
+            self.note_working()
             try:
                 result = work()
             except BaseException as error:
+                self._working_since = None
                 hand_over(_fail, error)
             else:
+                self._working_since = None
                 hand_over(_succeed, result)
 
         def hand_over(how: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
@@ -71,6 +86,11 @@ class WorkerThread:
 
         self._put(piece)
         return future.result()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether work waits behind that in progress."""
+        return not self._queue.empty()
 
     def close(self) -> None:
         """Finish what is queued, and end the thread."""

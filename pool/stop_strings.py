@@ -41,6 +41,11 @@ class StopStrings:
         self.found: str | None = None
 
     @property
+    def watches(self) -> bool:
+        """See `decoding.sequence.TextStop`."""
+        return bool(self._stop)
+
+    @property
     def stopped(self) -> bool:
         """Whether the text contains a stop string."""
         return self.found is not None

@@ -220,7 +220,7 @@ class SharedPrefixes:
         if self._device.torch_device.type == "cpu":
             await to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
             return
-        async with self._device.turn:
+        async with self._device.quiet():
             await to_its_end(self._device.run(copy))
 
     def _chain(self, table: BlockTable) -> Chain:

@@ -217,11 +217,15 @@ class BlockTable:
         self.scratch.forget()
         del self.tokens[length:]
         self._agreed = min(self._agreed, length)
-        keep = -(-length // size)
+        self.trim(length)
+        del self._hashes[length // size :]
+
+    def trim(self, length: int) -> None:
+        """Give back blocks that tokens up to `length`, at least the cached ones, do not need."""
+        keep = -(-length // self.pool.block_size)
         if keep < len(self.blocks):
             self.pool.release(self.blocks[keep:])
             del self.blocks[keep:]
-        del self._hashes[length // size :]
 
     def commit_path(self, base: int, nodes: tuple[int, ...], tokens: list[int]) -> None:
         """Keep a path of a verified tree: node i was written at slot base + i, the path becomes contiguous.

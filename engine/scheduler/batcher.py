@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 
 from decoding.model import Readout
 from decoding.sequence import Sequence
@@ -12,6 +14,7 @@ from engine.costs.forward import StepTime
 from engine.device import Device
 from engine.executor import Forwards, Outcome
 from engine.runner import Runner
+from engine.scheduler.accounting import account
 from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_step
 from engine.scheduler.limits import DeviceState, Limits, Load, load_of
 from engine.scheduler.metering import meter
@@ -19,6 +22,7 @@ from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import QueuedOperation
 from engine.scheduler.step_builder import Step, StepBuilder
+from engine.scheduler.token_run import TokenRun
 from engine.tracing import forward_span
 from turnout.errors import Code, TurnoutError
 from turnout.tracing import end
@@ -94,7 +98,7 @@ class Batcher:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that interactive operations still have to feed, as far as known without a look-up in the cache."""
-        return sum(max(work.total - work.cached, 1) for work in self._queue.of(low_priority=False))
+        return sum(work.num_waiting_tokens for work in self._queue.of(low_priority=False))
 
     def has(self, low_priority: bool) -> bool:
         """Return whether a method waits for an operation of a priority class."""
@@ -137,22 +141,28 @@ class Batcher:
             TurnoutError: OUT_OF_RANGE when the sequence alone does not fit into the block pool, CANCELLED when the
                 sequence is released meanwhile.
         """
-        table = work.table
+        with self.queued(work):
+            rows = await work.future
+        if work.table.released:
+            raise _released()
+        return rows
+
+    @contextmanager
+    def queued(self, work: QueuedOperation) -> Iterator[None]:
+        """Have an operation queued until it has ended, or is given up."""
         _check_fits(work, self.name)
         self._queue.add(work)
         if not work.background:
-            self.device.note_operation(self, table.seq)
+            self.device.note_operation(self, work.table.seq)
         self.device.wake(self)
         try:
-            rows = await work.future
+            yield
         finally:
             self.device.deliveries.resumed(work.future)
             if work in self._queue:  # the method was cancelled
+                work.future.cancel()
                 self._queue.discard(work)
                 self.device.notify()
-        if table.released:
-            raise _released()
-        return rows
 
     def release(self, table: BlockTable) -> None:
         """Free a sequence's blocks, at the latest when the forward that uses them ends; its operations fail."""
@@ -173,9 +183,10 @@ class Batcher:
         """Run one forward: plan what it feeds, compute it, apply what came out. False: nothing can run now."""
         policy = Policy(self.limits, self.times, self.device.owed)
         with self._builder.plan(policy, device) as step:
-            if step.parts:
-                outcomes = await self._run(step)
-                self._apply(step, outcomes)
+            if step.run is not None:
+                await self._follow(step, step.run)
+            elif step.parts:
+                self._apply(step, await self._run(step))
         if step.forgone:
             self.device.minimum_share.forgo()
         return step.progresses
@@ -200,26 +211,19 @@ class Batcher:
         self._account(step, seconds)
         return outcomes
 
+    async def _follow(self, step: Step, run: TokenRun) -> None:
+        """Compute a step and, until something changes, those like it that follow it; hand out what comes out."""
+        await self._forwards.follow(run, lambda: self._take(run), self.device.threads_for(self.name, step.fed))
+        if run.seconds:
+            self._account(step, sum(run.seconds))
+        self._take(run)
+        self._enter(run)
+        if run.error is not None:  # a step that is planned says whose fault it is
+            log.error("forward pass of %s failed", self.name, exc_info=run.error)
+            self._builder.plan_next()
+
     def _account(self, step: Step, seconds: float) -> None:
-        """Update step times, the cost model, and the balances of tenants and priority classes."""
-        device, times = self.device, self.times
-        device.charge(step.low_priority, seconds)
-        device.note_step(self, len(step.parts))
-        if step.through_all_layers and step.of_single_tokens:
-            self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
-        predicted = None
-        if times is not None and step.through_all_layers:
-            whole = step.forward()
-            predicted = whole.seconds(times)
-            self.reading_s += step.reading_seconds(seconds, times)
-            active = device.tenants()
-            got = step.seconds_by_tenant(times) if len(active) > 1 else {}
-            device.owed.charge(got, active, predicted if got else 0.0)
-            if not step.takes_over:
-                times.observe(whole.fed, whole.attended, whole.sequences, seconds)
-        device.ran(self.name, step.fed, predicted, seconds)
-        device.spent_s += seconds if predicted is None else predicted
-        self.ran_until_s = device.spent_s
+        account(self, step, seconds)
 
     def _apply(self, step: Step, outcomes: Items[Outcome]) -> None:
         """Enter what was computed into the caches, and hand out the rows of operations that have all of them."""
@@ -234,26 +238,53 @@ class Batcher:
             work.enter(feed, plan.keeps_trees)
             if len(feed.tokens) < work.remaining:
                 work.rows.extend(outcome)
-            elif work.on_row is None:
+            elif work.loop is None:
                 self._queue.finish(work, [*work.rows, *outcome])
             else:
                 self._continue_decoding(work, outcome[0])
 
+    def _take(self, run: TokenRun) -> None:
+        """Hand out what has come out of a run; it may go on meanwhile."""
+        run.take()
+
+    def _enter(self, run: TokenRun) -> None:
+        """Enter into the caches what a run has computed, and finish the operations that get no more of it."""
+        run.enter(self.name, self.num_parameters)
+        ended = run.ended
+        for place, work in enumerate(run.works):
+            if place in run.faults:
+                self._queue.fail(work, run.faults[place])
+            elif place in ended:
+                self._queue.finish(work, [])
+            else:
+                _requeue(self._queue, work, self.name)
+
     def _continue_decoding(self, work: QueuedOperation, row: Readout) -> None:
         """Give a decode loop its next token; unless it ends, it waits for another at the end of the queue."""
-        assert work.on_row is not None
+        assert work.loop is not None
         if work.future.done() or work.table.released:
             self._queue.finish(work, [])
             return
         try:
-            if not work.on_row(row):
-                self._queue.finish(work, [])
-                return
-            _check_fits(work, self.name)
+            continues = work.loop.take(row)
         except Exception as error:
             self._queue.fail(work, error)
-        else:
-            self._queue.requeue(work)
+            return
+        if not continues:
+            self._queue.finish(work, [])
+            return
+        work.loop.announce()
+        _requeue(self._queue, work, self.name)
+
+
+def _requeue(queue: OperationQueue, work: QueuedOperation, name: str) -> None:
+    """Let a decode loop wait for its next token at the end of the queue."""
+    try:
+        _check_fits(work, name)
+    except Exception as error:
+        queue.fail(work, error)
+    else:
+        queue.requeue(work)
 
 
 def _check_fits(work: QueuedOperation, name: str) -> None:

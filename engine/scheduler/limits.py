@@ -110,6 +110,7 @@ class DeviceState:
         tenants: tenants with operations waiting for other models.
         loads: load of each other model.
         waited_s: predicted time of the other models' steps since this model's last one, in seconds.
+        alone: no other model has operations.
     """
 
     low_priority: bool = False
@@ -118,6 +119,7 @@ class DeviceState:
     tenants: frozenset[str] = frozenset()
     loads: tuple[Load, ...] = ()
     waited_s: float = 0.0
+    alone: bool = False
 
 
 def is_decode(work: Waiting) -> bool:

@@ -19,10 +19,10 @@ def meter(work: QueuedOperation, feed: Feed, name: str, num_parameters: int, num
     """
     seq, table = work.table.seq, work.table
     counts = seq.meter.of(name, num_parameters)
-    counts.forwards += 1
     if feed is work.repeated:
-        counts.decode_tokens += 1
+        meter_tokens(work, 1, name, num_parameters)
         return
+    counts.forwards += 1
     start, fed = len(table), len(feed.tokens)
     prompt = max(min(seq.num_prompt_tokens - start, fed), 0)
     real = max(min(len(seq) - start, fed), 0)
@@ -37,3 +37,10 @@ def meter(work: QueuedOperation, feed: Feed, name: str, num_parameters: int, num
         counts.spared_tokens += feed.partial.spared
     counts.cached_tokens = table.cached_on_arrival
     counts.fetched_tokens = table.origin.on_arrival
+
+
+def meter_tokens(work: QueuedOperation, fed: int, name: str, num_parameters: int) -> None:
+    """Count tokens of a decode loop that were fed one by one, each the last of its sequence."""
+    counts = work.table.seq.meter.of(name, num_parameters)
+    counts.forwards += fed
+    counts.decode_tokens += fed

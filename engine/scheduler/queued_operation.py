@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from decoding.block import Block
+from decoding.decode_loop import DecodeLoop
 from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit
 from decoding.row_context import RowContext
+from decoding.token_reader import reads_ahead
 from engine.cache.table import BlockTable
 from engine.runner import Feed
 from turnout.tracing import current
@@ -38,8 +39,8 @@ class QueuedOperation:
         want_free: what to read after these.
         exit: what stands in place of the last norm, for what is read.
         background: fills leftover budget only, and stops before the sequence's last token.
-        on_row: takes the row after the sequence's last token and makes the sequence longer; True: read the next one.
-            Rows are then handed over as they come, without waking the waiting task, until it returns False.
+        loop: takes the row after the sequence's last token and makes the sequence longer, until it ends: rows are
+            handed over as they come, without waking the waiting task.
         future: gets the rows.
         rows: those read so far.
         traces: hidden states that the first row is to have of the tokens before it, as far as these are computed.
@@ -63,7 +64,7 @@ class QueuedOperation:
     want_free: ReadSpec = ReadSpec(draw=None)
     exit: Exit | None = None
     background: bool = False
-    on_row: Callable[[Readout], bool] | None = None
+    loop: DecodeLoop | None = None
     future: asyncio.Future[list[Readout]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     rows: list[Readout] = field(default_factory=list)
     traces: list[dict[int, torch.Tensor]] = field(default_factory=list)
@@ -129,6 +130,13 @@ class QueuedOperation:
         return self.base + len(self.block)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that it still has to feed, as far as known: of a loop whose steps run, one is to come."""
+        if self.repeated is not None and self.table.in_flight:
+            return 1  # what was handed out is not entered into the cache before they end
+        return max(self.total - self.cached, 1)
+
+    @property
     def first_read(self) -> int:
         """Index of the first token, of the sequence and the block, after which a row is still to be read."""
         return self.base + self.first_row + len(self.rows)
@@ -140,10 +148,20 @@ class QueuedOperation:
     @property
     def repeats(self) -> bool:
         """Whether its next step is as its last one was: a decode loop that feeds and reads one token."""
-        if self.on_row is None or self.block is not NO_ROWS or self.background or self.traces:
+        if self.loop is None or self.block is not NO_ROWS or self.background or self.traces:
             return False
         table = self.table
         return table.reused is None and not self.future.done() and table.lacks_last() and bool(table.seq.generated)
+
+    @property
+    def runs(self) -> bool:
+        """Whether steps of it, which `repeats`, may follow each other while their rows are still to be handed out.
+
+        Rules end a loop often: what would have been computed beyond them would cost more than it spares.
+        """
+        if self.loop is None or self.loop.ruled or self.want is None or self.span is not None:
+            return False
+        return reads_ahead(self.table.seq, self.want)
 
     def refresh(self) -> None:
         """Recompute what is missing: caches may have been shared, shortened or preempted since."""

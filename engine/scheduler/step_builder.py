@@ -19,6 +19,7 @@ from engine.scheduler.limits import DeviceState, is_decode, load_of, note_starte
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import QueuedOperation
+from engine.scheduler.token_run import LONGEST_S, MOST_STEPS, TokenRun
 from engine.threads import Fed
 
 Parts = list[tuple[QueuedOperation, Feed]]
@@ -33,12 +34,14 @@ class Step:
         forgone: the step was for low-priority operations while interactive ones wait, and none of them fits.
         finished: number of operations that ended while it was planned.
         repeated: every part is the next token of a decode loop.
+        run: steps like it may follow it at once.
     """
 
     parts: Parts = field(default_factory=list)
     forgone: bool = False
     finished: int = 0
     repeated: bool = False
+    run: TokenRun | None = None
     feeds: list[Feed] = field(init=False)  # of the parts
 
     def __post_init__(self) -> None:
@@ -61,6 +64,11 @@ class Step:
     def progresses(self) -> bool:
         """Whether something changed, so that another step may be planned at once."""
         return bool(self.parts) or self.forgone or self.finished > 0
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards that it is: more than one where others like it followed it."""
+        return 1 if self.run is None else max(len(self.run.seconds), 1)
 
     @property
     def fed(self) -> Fed:
@@ -93,11 +101,12 @@ class Step:
         return all(work.low_priority for work, _ in self.parts)
 
     def forward(self, decodes_only: bool = False) -> Forward:
-        """Return the cost of the forward, or of one with its decodes alone."""
+        """Return the cost of the forward, or of one with its decodes alone; of a run, of its forward in the middle."""
         cost = Forward()
         if self.repeated:
             cost.fed = cost.sequences = len(self.feeds)
             cost.attended = sum([len(feed.table.tokens) for feed in self.feeds], len(self.feeds))
+            cost.attended += len(self.feeds) * (self.num_forwards - 1) // 2
             return cost
         for work, feed in self.parts:
             if not decodes_only or is_decode(work):
@@ -143,7 +152,7 @@ class StepBuilder:
     def plan(self, policy: Policy, device: DeviceState) -> Step:
         """Choose the operations of the next step, reserve their memory, and lay out what each feeds."""
         if (repeated := self._repeated(device)) is not None:
-            return Step(repeated, repeated=True)
+            return Step(repeated, repeated=True, run=self._run_of(repeated, policy, device))
         num_waiting = len(self._queue)
         step = self._plan(policy, device)
         step.finished = num_waiting - len(self._queue)
@@ -173,10 +182,33 @@ class StepBuilder:
             work.remaining, work.cached_rows = 1, 0
         return [(work, work.next_token()) for work in works]
 
+    def _run_of(self, parts: Parts, policy: Policy, device: DeviceState) -> TokenRun | None:
+        """Return a run that begins with a repeated step, and reserve its memory; None: that step is to be alone."""
+        works = [work for work, _ in parts]
+        if not device.alone or not all(work.runs for work in works):
+            return None
+        most = min([work.loop.room for work in works if work.loop is not None])
+        steps = max(min(MOST_STEPS, most), 1)
+        if policy.times is not None:
+            cost = Step(parts, repeated=True).forward()
+            steps = max(min(steps, int(LONGEST_S / max(cost.seconds(policy.times), 1e-6))), 1)
+        try:
+            for work in works:
+                work.table.reserve(len(work.table.tokens) + steps)
+        except OutOfBlocksError:
+            steps = 1
+            for work in works:
+                work.table.trim(len(work.table.tokens) + 1)
+        return TokenRun(works, [feed for _, feed in parts], steps)
+
+    def plan_next(self) -> None:
+        """Do not repeat the last step."""
+        self._steady = []
+
     def _note_steady(self, parts: Parts) -> None:
         """Keep the operations of a step whose like may follow: one tenant's loops, all that there is."""
         works = [work for work, _ in parts]
-        steady = len(works) == len(self._queue) and all(work.on_row is not None for work in works)
+        steady = len(works) == len(self._queue) and all(work.loop is not None for work in works)
         self._steady = works if steady and len({work.tenant for work in works}) == 1 else []
         self._seen = self._queue.changes
 

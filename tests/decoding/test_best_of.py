@@ -133,6 +133,8 @@ async def test_a_stop_string_cuts_each_answer_on_its_own(run, make_model):
     """Forks have watchers of their own: whichever is shown, its text ends where plain decoding's would."""
 
     class UntilToken:
+        watches = True
+
         def __init__(self) -> None:
             self.fed: list[int] = []
 

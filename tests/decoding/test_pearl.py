@@ -118,6 +118,8 @@ async def test_an_end_inside_a_block_ends_the_answer(run: Any, make_model: Any, 
 class StopText:
     """Ends the answer when the last two tokens are these."""
 
+    watches = True
+
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens
         self.seen: tuple[int, ...] = ()

@@ -11,6 +11,8 @@ def tokens(*ids: int, source: str = "m") -> list[Token]:
 class StopAt:
     """Text stop after a number of tokens."""
 
+    watches = True
+
     def __init__(self, left: int) -> None:
         self.left = left
 

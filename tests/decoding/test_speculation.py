@@ -45,6 +45,8 @@ class Scripted(Drafter):
 class Stop:
     """Ends the answer when the last tokens are these."""
 
+    watches = True
+
     def __init__(self, *tokens: int) -> None:
         self.tokens, self.seen = tokens, ()
 

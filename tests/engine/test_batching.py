@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence as Items
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from decoding.model import ReadSpec
 from decoding.sequence import Sequence
 from decoding.tree import DraftTree
 from decoding.verifiers.match import MatchVerifier
+from engine.runner import Feed
 from engine.scheduler.queued_operation import QueuedOperation
 from pool.local_pool import LocalPool
 from tests.engine.harness import (
@@ -160,16 +164,23 @@ async def test_no_forward_exceeds_the_budget_and_decodes_advance_in_each(monkeyp
     model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0, eos_token_id=1), seed=4, token_budget=8)
     model.batcher.times = None  # steps bounded by tokens only, whatever this machine takes for them
     steps: list[list[int]] = []
-    original = model.batcher.runner.run
-    monkeypatch.setattr(
-        model.batcher.runner, "run", lambda feeds: (steps.append([len(f.tokens) for f in feeds]), original(feeds))[1]
-    )
+    original, queued = model.batcher.runner.run, threading.Event()
+
+    def run(feeds: Items[Feed]) -> Any:
+        steps.append([len(feed.tokens) for feed in feeds])
+        if len(steps) == 2:
+            assert queued.wait(60)
+        return original(feeds)
+
+    monkeypatch.setattr(model.batcher.runner, "run", run)
     decodes = [Sequence([2, i], SamplingParams(temperature=0.0, max_tokens=9), seed=0) for i in range(3)]
     running = [asyncio.create_task(model.decode(seq)) for seq in decodes]
     while len(steps) < 2:
         await asyncio.sleep(0)
     long = Sequence([5] * 20, SamplingParams(temperature=0.0), seed=0)
-    await model.extend(long)
+    running.append(asyncio.create_task(model.extend(long)))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    queued.set()
     await asyncio.gather(*running)
     assert all(sum(step) <= 8 for step in steps)
     mixed = [step for step in steps if max(step) > 2]
