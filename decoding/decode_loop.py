@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Protocol, runtime_checkable
 
-from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, token_of
+from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, WrappedModel, token_of
 from decoding.sequence import Sequence
 from turnout.types import Segment, Token
 
@@ -197,8 +198,29 @@ def stretch_lengths(longest: int = LONGEST_STRETCH) -> Iterator[int]:
         length = min(2 * length, longest)
 
 
-async def stream(model: Model, seq: Sequence) -> AsyncIterator[Segment]:
-    """Decode to the end of the sequence in short stretches, each yielded when it is ready."""
+@runtime_checkable
+class Streams(Protocol):
+    """Model that decodes to the end of a sequence in one operation, and gives its tokens as they come."""
+
+    def stream(self, seq: Sequence) -> AsyncIterator[Segment]:
+        """Decode to the end of the sequence; it may be longer than the segments that were yielded."""
+        ...
+
+
+def stream(model: Model, seq: Sequence, ahead: bool = False) -> AsyncIterator[Segment]:
+    """Decode to the end of the sequence in short stretches, each yielded when it is ready.
+
+    Args:
+        model: decodes.
+        seq: appended to.
+        ahead: whether the sequence may grow while a stretch is dealt with.
+    """
+    if ahead and isinstance(model, Streams) and not isinstance(model, WrappedModel):
+        return model.stream(seq)
+    return _in_stretches(model, seq)
+
+
+async def _in_stretches(model: Model, seq: Sequence) -> AsyncIterator[Segment]:
     lengths = stretch_lengths()
     while not seq.finished:
         yield await model.decode(seq, StopCondition(max_tokens=next(lengths)))

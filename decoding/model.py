@@ -215,8 +215,7 @@ class Model(ABC):
     def observe(self, seq: Sequence, drafter: Drafter, draft: DraftTree, verdict: VerifyResult) -> None:
         """Let a drafter that runs next to this model learn from a round.
 
-        Not an operation: no caller waits for it, and it returns nothing. A fault in it may be raised by the next
-        operation on the sequence.
+        Not an operation: no caller waits for it. A fault in it may be raised by the next operation on the sequence.
         """
 
     async def score(self, seq: Sequence, continuations: Items[tuple[int, ...]], top: int = 0) -> list[Score]:
@@ -379,8 +378,8 @@ class Request:
         tenant: whose request it is.
         extra: what a method leaves for the answer's usage.
         notes: for the person who reads the answer.
-        delivered: if the answer is made again, the tokens that its reader already has: decisions that no seed
-            determines, such as when a verdict came, are repeated from them.
+        delivered: of an answer made again, the tokens that its reader has: what no seed decides is repeated from them.
+        streams: whether segments are only passed on: when they come, the sequence may be longer than they say.
     """
 
     id: str
@@ -390,6 +389,7 @@ class Request:
     notes: list[str] = field(default_factory=list)
     delivered: tuple[int, ...] = ()
     answers: tuple[Sequence, ...] = ()
+    streams: bool = False
 
     def __post_init__(self) -> None:
         self.answers = self.answers or (self.sequence,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,7 @@ from engine.fingerprint import KV_LAYOUT, numerics_class
 from engine.kv_transfer import token_bytes
 from engine.loading import Checkpoint
 from engine.member import PoolMember
-from engine.operations import HANDLERS
+from engine.operations import HANDLERS, stream
 from engine.rope import length_notes
 from engine.runner import Runner
 from engine.scheduler.batcher import Batcher
@@ -36,6 +36,7 @@ from engine.scheduler.limits import Limits
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
+from turnout.types import Segment
 
 if TYPE_CHECKING:
     from engine.cache.connector import SharedPrefixes
@@ -185,6 +186,10 @@ class EngineModel(PoolMember):
     async def do(self, seq: Sequence, op: Operation[R]) -> R:
         """See `decoding.model.Model.do`."""
         return await HANDLERS.do(self, seq, op)
+
+    def stream(self, seq: Sequence) -> AsyncIterator[Segment]:
+        """See `decoding.decode_loop.Streams`."""
+        return stream(self, seq)
 
     def embed(self, tokens: list[int]) -> torch.Tensor:
         """See `decoding.model.Model.embed`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from decoding.block import Block
 from decoding.decode_loop import DecodeLoop
 from decoding.drafters.vocab_trim import TrimmedModel
-from decoding.model import Readout, ReadSpec
+from decoding.model import Readout, ReadSpec, StopCondition
 from decoding.operations import (
     Choose,
     Decode,
@@ -27,6 +29,7 @@ from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.verifiers.base import VerifyResult, want_of
 from engine.scheduler.queued_operation import QueuedOperation
+from turnout.types import Segment
 
 if TYPE_CHECKING:
     from engine.model import EngineModel
@@ -49,6 +52,31 @@ async def _decode(model: EngineModel, seq: Sequence, op: Decode) -> Decoded:
         work = QueuedOperation(await model.ready(seq), want=loop.want, loop=loop)
         await model.batcher.submit(work)
     return Decoded(loop.segment, until.rules)
+
+
+async def stream(model: EngineModel, seq: Sequence) -> AsyncIterator[Segment]:
+    """Decode to the end of a sequence in one operation, which does not wait for who takes its tokens as they come."""
+    loop, due = DecodeLoop(seq, StopCondition(), model.name, model.num_parameters), asyncio.Event()
+    if loop.stopped_by:
+        return
+    work = QueuedOperation(await model.ready(seq), want=loop.want, loop=loop)
+    loop.stream(due.set)
+
+    def notice(future: asyncio.Future[list[Readout]]) -> None:
+        due.set()
+        if not future.cancelled():
+            future.exception()  # looked at: who has left asks for no result
+
+    work.future.add_done_callback(notice)
+    with model.batcher.queued(work):
+        ended = False
+        while not ended:
+            await due.wait()
+            due.clear()
+            ended = work.future.done()
+            if (segment := loop.stretch()).tokens:
+                yield segment
+        await work.future
 
 
 @HANDLERS.of(Expand)

@@ -238,7 +238,7 @@ class RequestRunner:
         Puts the chunks into the queue, then None or the error.
         """
         call = self.prepared.call
-        request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens)
+        request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens, streams=True)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.

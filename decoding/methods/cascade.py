@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Items
+from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, FiniteFloat
@@ -92,8 +93,9 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
         yield segment
         return
     seq.meter.switches += 1
-    async for segment in stream(models.large, seq):
-        yield segment
+    async with aclosing(stream(models.large, seq, request.streams)) as segments:  # type: ignore[type-var]
+        async for segment in segments:
+            yield segment
 
 
 async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:

@@ -76,6 +76,7 @@ async def monitored(request: Request, models: ModelPool, params: MonitoredParams
         raise invalid("structure", "does not go with method 'monitored', which puts words of its own into the answer")
     monitor: Monitor = params.monitor.make(MONITORS, f"{FIELD}.monitor")
     monitor.begin(request, models)
+    request.streams = False  # words are put in where a segment ends
     seq = request.sequence
     asked = seq.sampling
     if monitor.top:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 from pydantic import Field
@@ -22,5 +23,7 @@ class PlainParams(MethodParams):
 @method(params=PlainParams, lossless=True, needs=frozenset(), resumable=True, over_text=True)
 async def plain(request: Request, models: ModelPool, params: PlainParams) -> AsyncIterator[Segment]:
     """One model answers alone."""
-    async for segment in stream(models.by_role(params.model), request.sequence):
-        yield segment
+    writer = models.by_role(params.model)
+    async with aclosing(stream(writer, request.sequence, request.streams)) as segments:  # type: ignore[type-var]
+        async for segment in segments:
+            yield segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat
@@ -34,5 +35,7 @@ async def random(request: Request, models: ModelPool, params: RandomParams) -> A
     Which one is keyed by the answer's seed.
     """
     seq = request.sequence
-    async for segment in stream(models.by_role(drawn_role(seq.seed, params.share)), seq):
-        yield segment
+    writer = models.by_role(drawn_role(seq.seed, params.share))
+    async with aclosing(stream(writer, seq, request.streams)) as segments:  # type: ignore[type-var]
+        async for segment in segments:
+            yield segment

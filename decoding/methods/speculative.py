@@ -382,7 +382,8 @@ async def speculative(request: Request, models: ModelPool, params: SpeculativePa
     if speculation is None:
         request.notes.append(f"decoded plainly: {params.refused}")
         request.extra[RAN] = dict.fromkeys(PARTS)  # no part of it ran, neither what was asked for nor the usual ones
-    segments = stream(models.large, request.sequence) if speculation is None else speculation.run()
+    plainly = stream(models.large, request.sequence, request.streams)
+    segments = plainly if speculation is None else speculation.run()
     async with aclosing(segments) as running:  # type: ignore[type-var]
         async for segment in running:
             yield segment

@@ -125,13 +125,18 @@ class OperationQueue:
         self.discard(work)
         if not work.future.done():
             work.future.set_result(rows)
-            self._deliveries.hand_out(work.future)
+            self._hand_out(work)
 
     def fail(self, work: QueuedOperation, error: Exception) -> None:
         """Remove an operation and raise an error in its method."""
         self.discard(work)
         if not work.future.done():
             work.future.set_exception(error)
+            self._hand_out(work)
+
+    def _hand_out(self, work: QueuedOperation) -> None:
+        """Note that a result was set; a stream is read at its reader's leisure, and no step waits for that."""
+        if work.loop is None or not work.loop.streams:
             self._deliveries.hand_out(work.future)
 
     def cancel_all(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.noise import Purpose, derive_seed, gumbel, noise_key, uniform
+from decoding.noise import Purpose, derive_seed, gumbel, noise_key, noise_keys, seed_keys, uniform
 from decoding.verifiers import rejection, spectr
 from tests.decoding import many_runs
 
@@ -104,3 +104,11 @@ def test_forks_get_seeds_of_their_own():
     assert seeds[0] == 123
     assert len(set(seeds)) == 64
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_keys_of_many_rows_are_those_of_each() -> None:
+    seeds = [0, 1, 2**63 - 1, 17, 123456789]
+    positions = np.array([0, 1, 5, 10**6, 2**31], dtype=np.int64)
+    for purpose in Purpose:
+        keys = noise_keys(seed_keys(seeds), positions, purpose)
+        assert keys.tolist() == [noise_key(s, p, purpose) for s, p in zip(seeds, positions.tolist(), strict=True)]

@@ -105,3 +105,19 @@ def test_only_an_answer_with_an_end_token_and_room_goes_on():
     for seq in (ended, full, stopped, Sequence([1], SamplingParams(), seed=0)):
         with pytest.raises(ValueError, match="end token"):
             seq.reopen()
+
+
+@pytest.mark.parametrize("stop", [None, 3, 6])
+@pytest.mark.parametrize("most", [2, 5, 9])
+@pytest.mark.parametrize("ids", [[4, 5, 6, 5, 8], [4, 5, 7, 6, 5], [7], []])
+def test_tokens_added_together_are_as_those_added_one_by_one(ids: list[int], most: int, stop: int | None) -> None:
+    def sequence() -> Sequence:
+        text = None if stop is None else StopAt(stop)
+        return Sequence([1], SamplingParams(max_tokens=most), 0, eos_ids=[7], stop=text)
+
+    together, single = sequence(), sequence()
+    for given in (ids, [5, 6]):
+        assert together.append_plain(given, "m", 3) == len(single.extend(tokens(*given), {"m": 3}))
+        assert (together.tokens, together.generated) == (single.tokens, single.generated)
+        assert (together.finish_reason, together.output_counts) == (single.finish_reason, single.output_counts)
+        assert together.meter.written_by("m") == single.meter.written_by("m")
