@@ -31,7 +31,7 @@ class TokenRows(Items[list[Readout]]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, place: int) -> list[Readout]:  # type: ignore[override]  # nobody slices
+    def __getitem__(self, place: int) -> list[Readout]:  # type: ignore[override]  # it is not sliced
         return [Readout(self.tokens[place])]
 
 

@@ -46,7 +46,7 @@ class TokenBatch(Items["Feed"]):
     def __len__(self) -> int:
         return len(self._feeds)
 
-    def __getitem__(self, place: int) -> Feed:  # type: ignore[override]  # nobody slices
+    def __getitem__(self, place: int) -> Feed:  # type: ignore[override]  # it is not sliced
         feed = self._feeds[place]
         feed.tokens = [int(self._tokens[place])]
         return feed
