@@ -16,7 +16,7 @@ from deployments.openai_format import Format, error_body, usage_object
 from deployments.schemas import Job, read_json
 from deployments.service import GenerationService
 from deployments.surface import Head
-from deployments.tools import may_call
+from deployments.tools import functions_of
 from turnout.calls import Chunk, Usage
 from turnout.errors import TurnoutError
 from turnout.json_lines import json_line
@@ -85,7 +85,7 @@ class ChoiceEvents:
         self._logprobs = call.sampling.logprobs is not None
         self._usage = job.include_usage
         more = self._logprobs or call.sampling.token_details or job.extras != NO_EXTRAS
-        self._only_text = not (more or may_call(call))
+        self._only_text = not more and functions_of(call) is None
         self._begun: set[int] = set()
         self._around: dict[int, tuple[str, str]] = {}
 

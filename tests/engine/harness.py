@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.logits import process
+from decoding.logits import choice_scores
 from decoding.noise import Purpose, gumbel, noise_key
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
@@ -53,10 +53,8 @@ class Reference:
         rows = []
         seq = Sequence(prompt, sampling.model_copy(update={"max_tokens": len(answer) + 1}), seed)
         for row, token in zip(raw, answer, strict=True):
-            scores = process(row[None], [RowContext(seq)])[0]
-            if sampling.greedy:
-                scores = row if not (sampling.has_history or sampling.logit_bias) else scores
-            else:
+            scores = choice_scores(row[None], [RowContext(seq)])[0]
+            if not sampling.greedy:
                 scores = scores + gumbel([noise_key(seed, len(seq), Purpose.SAMPLE)], len(row), CPU)[0]
             rows.append(scores)
             seq.append(Token(token, "reference"))

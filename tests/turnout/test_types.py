@@ -56,18 +56,7 @@ def test_the_bounds_themselves_are_allowed(field: str, value: Any) -> None:
     assert getattr(SamplingParams.model_validate({field: value}), field) == value
 
 
-@pytest.mark.parametrize(
-    ("params", "greedy", "has_history"),
-    [
-        ({}, False, False),
-        ({"temperature": 0.0}, True, False),
-        ({"temperature": 0.01}, False, False),
-        ({"logit_bias": {1: 5.0}}, False, False),
-        ({"repetition_penalty": 1.1}, False, True),
-        ({"presence_penalty": 0.5}, False, True),
-        ({"frequency_penalty": -0.5}, False, True),
-    ],
-)
-def test_what_the_parameters_imply(params: dict[str, Any], greedy: bool, has_history: bool) -> None:
-    sampling = SamplingParams.model_validate(params)
-    assert (sampling.greedy, sampling.has_history) == (greedy, has_history)
+@pytest.mark.parametrize(("temperature", "greedy"), [(None, False), (0.0, True), (0.01, False)])
+def test_only_temperature_zero_is_greedy(temperature: float | None, greedy: bool) -> None:
+    given = {} if temperature is None else {"temperature": temperature}
+    assert SamplingParams.model_validate(given).greedy is greedy
