@@ -26,28 +26,12 @@ from engine.backends.native.library import NativeUnavailableError, panel_columns
 from engine.backends.native.weights import PackedMatrix, interleaved, native_linear
 from engine.cache.paged_kv import PagedKV
 from tests.engine.families import sinks_of
+from tests.engine.kernel_builds import every_build as every_build
 from tests.properties import cases
 from turnout.errors import TurnoutError
 
 CPU = torch.device("cpu")
 BLOCK = 4
-
-
-# Where there is AVX-512, the kernels are also tried as they are compiled without.
-WIDTHS = [(), ("-mno-avx512f",)] if "avx512f" in native._processor_flags() else [()]
-
-
-@pytest.fixture(scope="module", autouse=True, params=WIDTHS, ids=lambda flags: "".join(flags) or "widest")
-def _compiled(request: pytest.FixtureRequest) -> Any:
-    def forget() -> None:
-        native._find.cache_clear()
-        native.panel_columns.cache_clear()
-
-    forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "FLAGS", (*native.FLAGS, *request.param))
-        yield
-    forget()
 
 
 def threads(count: int) -> Any:

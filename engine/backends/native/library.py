@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "kernels"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
-NEEDED = {"avx2", "fma"}  # with AVX-512 the kernels use it
+NEEDED = {"avx2", "f16c", "fma"}  # with AVX-512 the kernels use it
 CHECKSUM_BYTES = 32  # SHA-256 at the end of a library, which the dynamic linker does not read
 REMEDY = "set XDG_CACHE_HOME to a folder in which this user may write files and load libraries"
 
@@ -33,13 +33,17 @@ class NativeUnavailableError(Exception):
 
 
 class Matrix(ctypes.Structure):
-    """A packed weight; see `matrix.h`."""
+    """A packed weight; see `panels.h`."""
 
     _fields_ = (
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("units", ctypes.c_int64),
         ("columns", ctypes.c_int64),
+        ("bits", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
     )
 
 

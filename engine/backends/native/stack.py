@@ -16,7 +16,7 @@ from engine.attention.step import AttentionStep, Scores
 from engine.backends.llama_fused import Angles, window_of
 from engine.backends.native import library as native
 from engine.backends.native.attention import NativeStep, scores_struct
-from engine.backends.native.weights import PackedMatrix, interleaved
+from engine.backends.native.weights import interleaved, matrix_of
 from engine.backends.parallel_attention import run_groups
 from engine.backends.stacks import Head
 from engine.cache.paged_kv import PagedKV
@@ -48,9 +48,9 @@ class NativeStack:
         self._dtype = dtype
         self._embed = parts.embed
         self._angles = Angles(parts.rotary, torch.float32, parts.device)
-        self._layers = [NativeLayer(layer) for layer in parts.layers]
+        self._layers = [NativeLayer(layer, dtype) for layer in parts.layers]
         self._structs = (native.Layer * len(self._layers))(*(layer.struct for layer in self._layers))
-        self._head = PackedMatrix(parts.head.weight, parts.head.bias)  # type: ignore[arg-type]
+        self._head = matrix_of([parts.head], dtype)
         self._norm = parts.norm.weight.detach().float()
         self._shape = native.Shape(
             hidden=self._norm.shape[0],
@@ -190,22 +190,26 @@ class NativeHalves:
 
 
 class NativeLayer:
-    """One decoder layer's weights, packed, and the struct that points at them."""
+    """One decoder layer's weights, packed, and the struct that points at them.
 
-    def __init__(self, layer: Any) -> None:
+    Args:
+        layer: its weights are taken over.
+        dtype: of activations.
+    """
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv = PackedMatrix(torch.cat([p.weight for p in projections]), _joined([p.bias for p in projections]))
-        self._out = PackedMatrix(attention.o_proj.weight, attention.o_proj.bias)
         gate, up = mlp.gate_proj, mlp.up_proj
-        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
-        self._gate_up = PackedMatrix(interleaved(gate.weight, up.weight), bias)
-        self._down = PackedMatrix(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._qkv = matrix_of(projections, dtype)
+        self._out = matrix_of([attention.o_proj], dtype)
+        self._gate_up = matrix_of([gate, up], dtype, lambda both: interleaved(*both))
+        self._down = matrix_of([mlp.down_proj], dtype)
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)]
         self._norms = [None if norm is None else norm.weight.detach().float().contiguous() for norm in norms]
         for linear in (*projections, attention.o_proj, gate, up, mlp.down_proj):
-            linear.weight = None  # the packed copy is the only one that stays in memory
+            linear.weight = linear.integers = None  # the packed copy is the only one that stays in memory
         self.struct = native.Layer(
             self._qkv.struct,
             self._out.struct,
@@ -228,11 +232,6 @@ class NativeLayer:
             query = F.rms_norm(query, (shape.dim,), query_norm, shape.epsilon)
         scale: float = self.struct.scores.scale
         return (query * cos + query.roll(shape.dim // 2, -1) * sin) * scale
-
-
-def _joined(biases: list[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [bias for bias in biases if bias is not None]
-    return torch.cat(present) if present else None
 
 
 class _Space:

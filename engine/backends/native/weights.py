@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.backends.native.library import Matrix, library, panel_columns
+from engine.quantized.integers import IntegerWeight
+
+KEPT_GROUPS = (32, 64, 128)
+Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
-class PackedMatrix:
-    """A linear layer's weight [columns, width] in the layout of `matrix.h`: panels of `panel_columns()` columns.
+class Packed:
+    """A linear layer's weight [columns, width] in panels of `panel_columns()` columns.
 
     Args:
-        weight: [columns, width], bfloat16 or float32.
+        dtype: of activations.
+        columns: output features.
+        width: input features.
         bias: [columns].
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.columns, self.width = weight.shape
-        self.dtype = weight.dtype
-        per_unit, panel = 4 // weight.element_size(), panel_columns()
-        padded = F.pad(weight.detach(), (0, -self.width % per_unit, 0, -self.columns % panel))
-        units = padded.shape[1] // per_unit
-        panels = padded.view(-1, panel, units, per_unit).transpose(1, 2)
-        self._panels = panels.contiguous()
-        self._bias = None if bias is None else bias.detach().float().contiguous()
-        self.struct = Matrix(
-            self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), units, self.columns
-        )
+    struct: Matrix
 
-    def part(self, columns: torch.Tensor) -> PackedMatrix:
+    def __init__(self, dtype: torch.dtype, columns: int, width: int, bias: torch.Tensor | None) -> None:
+        self.dtype, self.columns, self.width = dtype, columns, width
+        self._bias = None if bias is None else bias.detach().float().contiguous()
+
+    def part(self, columns: torch.Tensor) -> Packed:
         """Some columns (int64 [k]), packed anew."""
-        panel = self._panels.shape[2]
-        weight = self._panels[columns // panel, :, columns % panel].reshape(len(columns), -1)[:, : self.width]
-        return PackedMatrix(weight, None if self._bias is None else self._bias[columns])
+        raise NotImplementedError
+
+    def _bias_of(self, columns: torch.Tensor) -> torch.Tensor | None:
+        return None if self._bias is None else self._bias[columns]
+
+    def _bias_address(self) -> int | None:
+        return None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, rows: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        """[R, width] -> [R, columns], in the weight's dtype or, `wide`, in float32."""
+        """[R, width] -> [R, columns], in the activations' dtype or, `wide`, in float32."""
         out = torch.empty(rows.shape[0], self.columns, dtype=torch.float32 if wide else self.dtype)
         library().turnout_linear(
             self.dtype == torch.bfloat16,
@@ -54,6 +60,114 @@ class PackedMatrix:
         return out
 
 
+class PackedMatrix(Packed):
+    """A weight of numbers in the layout of `matrix.h`.
+
+    Args:
+        weight: [columns, width], bfloat16 or float32.
+        bias: [columns].
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        columns, width = weight.shape
+        super().__init__(weight.dtype, columns, width, bias)
+        per_unit, panel = 4 // weight.element_size(), panel_columns()
+        padded = F.pad(weight.detach(), (0, -self.width % per_unit, 0, -self.columns % panel))
+        units = padded.shape[1] // per_unit
+        panels = padded.view(-1, panel, units, per_unit).transpose(1, 2)
+        self._panels = panels.contiguous()
+        self.struct = Matrix(self._panels.data_ptr(), self._bias_address(), units, self.columns)
+
+    def part(self, columns: torch.Tensor) -> PackedMatrix:
+        """See `Packed.part`."""
+        panel = self._panels.shape[2]
+        weight = self._panels[columns // panel, :, columns % panel].reshape(len(columns), -1)[:, : self.width]
+        return PackedMatrix(weight, self._bias_of(columns))
+
+
+class IntegerMatrix(Packed):
+    """A weight of integers in the layout of `integers.h`.
+
+    Activations are rounded to 8 bits, each row by itself, with a scale for every group of its inputs.
+
+    Args:
+        weight: of a `KEPT_GROUPS` group.
+        bias: [columns].
+        dtype: of activations, bfloat16 or float32.
+    """
+
+    def __init__(self, weight: IntegerWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        columns, width = weight.codes.shape
+        super().__init__(dtype, columns, width, bias)
+        self._kind = weight.kind
+        offsets = weight.zeros if weight.minimums is None else weight.minimums
+        factors = [weight.scales] if offsets is None else [weight.scales, offsets]
+        self._pack(torch.stack(factors, dim=2), _words(weight))
+
+    def _pack(self, factors: torch.Tensor, words: torch.Tensor) -> None:
+        """Make panels of float16 factors [columns, groups, 1 or 2] and int32 words [columns, groups, units]."""
+        panel, padding = panel_columns(), (0, 0, 0, 0, 0, -self.columns % panel_columns())
+        factors = F.pad(factors, padding).view(-1, panel, *factors.shape[1:]).permute(0, 2, 3, 1)
+        words = F.pad(words, padding).view(-1, panel, *words.shape[1:]).permute(0, 2, 3, 1)
+        panels, groups = words.shape[:2]
+        halves = _fresh(factors.reshape(panels, groups, -1)).view(torch.int32)
+        self._panels = torch.cat([halves, words.reshape(panels, groups, -1)], dim=2)
+        bits, group, has_zeros, has_minimums = self._kind
+        offset = 1 if has_zeros else 2 if has_minimums else 0
+        address = self._panels.data_ptr()
+        self.struct = Matrix(address, self._bias_address(), groups, self.columns, bits, self.width, group, offset)
+
+    def part(self, columns: torch.Tensor) -> IntegerMatrix:
+        """See `Packed.part`."""
+        panel, (bits, group, *offsets) = panel_columns(), self._kind
+        panels, groups, _ = self._panels.shape
+        count = 1 + any(offsets)
+        halves = _fresh(self._panels[:, :, : count * panel // 2]).view(torch.float16)
+        factors = halves.view(panels, groups, count, panel)
+        words = self._panels[:, :, count * panel // 2 :].view(panels, groups, group * bits // 32, panel)
+        at = (columns // panel, slice(None), slice(None), columns % panel)
+        made = copy(self)
+        made.columns, made._bias = len(columns), self._bias_of(columns)
+        made._pack(factors[at], words[at])
+        return made
+
+
+def _words(weight: IntegerWeight) -> torch.Tensor:
+    """Integers as int32 [columns, groups, units], padded to whole groups; see `integers.h`."""
+    codes = F.pad(weight.codes, (0, -weight.codes.shape[1] % weight.group)).view(torch.uint8)
+    if weight.bits == 4:
+        pairs = codes.view(len(codes), -1, 2, 4)
+        codes = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return _fresh(codes.reshape(len(codes), -1)).view(torch.int32).view(*weight.scales.shape, -1)
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with plain strides, which a contiguous tensor need not have in dimensions of 1."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def keeps(weight: IntegerWeight) -> bool:
+    """Whether the kernels can multiply with it."""
+    return weight.group in KEPT_GROUPS
+
+
+def matrix_of(linears: Sequence[Any], dtype: torch.dtype, join: Join = torch.cat) -> Packed:
+    """Linear layers over the same input as one packed weight: of integers where all have such of one kind.
+
+    Args:
+        linears: with `weight` and `bias`, and perhaps `integers`, see `engine.integer_weights`.
+        dtype: of activations.
+        join: makes one of their weights, and one of their biases, [n, ...].
+    """
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    bias = join(biases) if biases else None
+    integers = [found for linear in linears if (found := getattr(linear, "integers", None)) is not None]
+    whole = IntegerWeight.joined(integers, join) if len(integers) == len(linears) else None
+    if whole is not None:
+        return IntegerMatrix(whole, bias, dtype)
+    return PackedMatrix(join([linear.weight for linear in linears]), bias)
+
+
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rows of both [n, width] in turns of half a panel, which then holds a gate and what it gates; n padded to it."""
     half = panel_columns() // 2
@@ -66,7 +180,7 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class NativeLinear(nn.Module):
     """A frozen linear layer over a packed weight."""
 
-    def __init__(self, matrix: PackedMatrix) -> None:
+    def __init__(self, matrix: Packed) -> None:
         super().__init__()
         self.in_features = matrix.width
         self.out_features = matrix.columns
@@ -87,4 +201,4 @@ def native_linear(linear: nn.Module) -> nn.Module:
     known = type(linear) is nn.Linear and linear.weight.dtype in (torch.bfloat16, torch.float32)
     if not known or linear.in_features % 2:  # type: ignore[operator]
         return linear
-    return NativeLinear(PackedMatrix(linear.weight, linear.bias))  # type: ignore[arg-type]
+    return NativeLinear(matrix_of([linear], linear.weight.dtype))  # type: ignore[arg-type]

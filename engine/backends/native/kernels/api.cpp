@@ -16,19 +16,34 @@ Progress partials(const Batch& batch, Index heads, Index dim) {
   return partial_progress(room.data(), batch, heads, width);
 }
 
-// One parallel region for the whole call.
+// Room for quantized rows; the calling thread's, grown to the largest forward it saw.
+std::int8_t* quantized(Index bytes) {
+  static thread_local std::vector<std::int8_t> room;
+  grow(room, bytes);
+  return room.data();
+}
+
+// One parallel region for the whole call; `room` is of `quantized`.
 template <typename Work>
-void together(int threads, Work work) {
+void together(int threads, std::int8_t* room, Work work) {
   Team team;
 #pragma omp parallel num_threads(threads)
-  work(Worker{&team, omp_get_thread_num(), omp_get_num_threads()});
+  work(Worker{&team, omp_get_thread_num(), omp_get_num_threads(), room});
+}
+
+// Bytes that a row takes at most as it is quantized for a layer's matrices.
+Index widest(const Layer& layer) {
+  return std::max({quantized_size(layer.qkv), quantized_size(layer.out), quantized_size(layer.gate_up),
+                   quantized_size(layer.down)});
 }
 
 template <typename T>
 void forward(const Layer* layers, Index first, Index last, const Shape& shape, const Batch& batch, const float* angles,
              const Space& space, int threads) {
   const Progress known = partials(batch, shape.heads, shape.dim);
-  together(threads, [&](const Worker& worker) {
+  Index row = 0;
+  for (Index layer = first; layer < last; layer++) row = std::max(row, widest(layers[layer]));
+  together(threads, quantized(batch.rows * row), [&](const Worker& worker) {
     for (Index layer = first; layer < last; layer++)
       run_layer<T>(worker, layers[layer], shape, batch, angles, space, known);
   });
@@ -36,7 +51,7 @@ void forward(const Layer* layers, Index first, Index last, const Shape& shape, c
 
 template <typename T>
 void linear(const Matrix& matrix, const T* in, Index rows, Index stride, void* out, bool wide, int threads) {
-  together(threads, [&](const Worker& worker) {
+  together(threads, quantized(rows * quantized_size(matrix)), [&](const Worker& worker) {
     if (wide)
       multiply_into(worker, in, stride, rows, matrix, static_cast<float*>(out), matrix.columns);
     else
@@ -49,7 +64,7 @@ void attention(const Batch& batch, Cache<T> cache, Index heads, const Scores& sc
                int threads) {
   const Index width = heads * cache.dim;
   const Progress known = partials(batch, heads, cache.dim);
-  together(threads, [&](const Worker& worker) {
+  together(threads, nullptr, [&](const Worker& worker) {
     attend<T>(worker, batch, cache, heads, scores, known, {query, width}, {out, width});
   });
 }

@@ -10,6 +10,7 @@ namespace turnout {
 
 constexpr int LANES = 8;
 constexpr int ROWS = 6;  // of a product whose sums, two vectors each, stay in the 16 registers
+constexpr int INTEGER_ROWS = 4;  // the same with integers; a power of two, 4 at least
 
 using Floats = __m256;
 using Units = __m256i;
@@ -128,6 +129,51 @@ inline void interleave(const std::uint16_t* even, int columns, const std::uint16
     store_units(to + start, _mm256_or_si256(part(even, columns), _mm256_slli_epi32(part(odd, odd_columns), 16)));
   }
 }
+
+inline Floats magnitude(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+inline Floats load_small(const std::uint16_t* from) {  // float16
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+// Whole numbers of 32 bits; rounded to nearest, ties to even.
+inline Units to_integers(Floats x) { return _mm256_cvtps_epi32(x); }
+inline Floats from_integers(Units x) { return _mm256_cvtepi32_ps(x); }
+inline Units add_integers(Units a, Units b) { return _mm256_add_epi32(a, b); }
+inline std::int32_t sum_of_integers(Units x) {
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1)));
+}
+inline void store_bytes(std::int8_t* to, Units x) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+}
+
+// The halves of every byte.
+inline Units low_nibbles(Units x) { return _mm256_and_si256(x, _mm256_set1_epi8(0x0F)); }
+inline Units high_nibbles(Units x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+
+// Sums of four products in every lane; see `lanes512.h`.
+#ifdef __AVXVNNI__
+constexpr bool DOTS_ARE_WHOLE = true;
+constexpr int BYTES_TAKEN = 128;
+inline Units dot_halves(Units sums, Units weights, Units row) { return _mm256_dpbusd_avx_epi32(sums, weights, row); }
+inline Units dot_bytes(Units sums, Units weights, Units row) {
+  return _mm256_dpbusd_avx_epi32(sums, _mm256_xor_si256(weights, _mm256_set1_epi8(-128)), row);
+}
+inline Units whole_dots(Units sums) { return sums; }
+#else
+constexpr bool DOTS_ARE_WHOLE = false;
+constexpr int BYTES_TAKEN = 0;
+inline Units whole_dots(Units sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+inline Units dot_halves(Units sums, Units weights, Units row) {
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, row));
+}
+inline Units dot_bytes(Units sums, Units weights, Units row) {
+  const Units products = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(row, weights));
+  return _mm256_add_epi32(sums, whole_dots(products));
+}
+#endif
 
 // 8 x 8 transpose of units.
 inline void transpose(Units rows[LANES]) {

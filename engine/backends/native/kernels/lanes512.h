@@ -9,6 +9,7 @@ namespace turnout {
 
 constexpr int LANES = 16;
 constexpr int ROWS = 12;  // of a product whose sums, two vectors each, stay in the 32 registers
+constexpr int INTEGER_ROWS = 8;  // the same with integers; a power of two, 4 at least
 
 using Floats = __m512;
 using Units = __m512i;
@@ -100,6 +101,48 @@ inline void interleave(const std::uint16_t* even, int columns, const std::uint16
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, left, b));
   _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(a, right, b));
 }
+
+inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
+inline Floats load_small(const std::uint16_t* from) {  // float16
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// Whole numbers of 32 bits; rounded to nearest, ties to even.
+inline Units to_integers(Floats x) { return _mm512_cvtps_epi32(x); }
+inline Floats from_integers(Units x) { return _mm512_cvtepi32_ps(x); }
+inline Units add_integers(Units a, Units b) { return _mm512_add_epi32(a, b); }
+inline std::int32_t sum_of_integers(Units x) { return _mm512_reduce_add_epi32(x); }
+inline void store_bytes(std::int8_t* to, Units x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
+}
+
+// The halves of every byte.
+inline Units low_nibbles(Units x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0F)); }
+inline Units high_nibbles(Units x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+
+// Sums of four products in every lane. `dot_halves` takes 4-bit numbers, unsigned, times signed bytes; GROUP of them
+// add up before `whole_dots` makes sums of 32 bits of them. `dot_bytes` takes signed bytes; its sums are too large by
+// BYTES_TAKEN times the row's own.
+#ifdef __AVX512VNNI__
+constexpr bool DOTS_ARE_WHOLE = true;
+constexpr int BYTES_TAKEN = 128;
+inline Units dot_halves(Units sums, Units weights, Units row) { return _mm512_dpbusd_epi32(sums, weights, row); }
+inline Units dot_bytes(Units sums, Units weights, Units row) {
+  return _mm512_dpbusd_epi32(sums, _mm512_xor_si512(weights, _mm512_set1_epi8(-128)), row);
+}
+inline Units whole_dots(Units sums) { return sums; }
+#else
+constexpr bool DOTS_ARE_WHOLE = false;
+constexpr int BYTES_TAKEN = 0;
+inline Units whole_dots(Units sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+inline Units dot_halves(Units sums, Units weights, Units row) {
+  return _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, row));
+}
+inline Units dot_bytes(Units sums, Units weights, Units row) {
+  const Units turned = _mm512_mask_sub_epi8(row, _mm512_movepi8_mask(weights), _mm512_setzero_si512(), row);
+  return _mm512_add_epi32(sums, whole_dots(_mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned)));
+}
+#endif
 
 // 16 x 16 transpose of units.
 inline void transpose(Units rows[LANES]) {

@@ -5,11 +5,10 @@
 // long as memory is the limit.
 #pragma once
 
-#include "team.h"
+#include "integers.h"
 
 namespace turnout {
 
-constexpr int PANEL = 2 * LANES;
 constexpr Index AHEAD = 64 * PANEL;  // how far ahead, in units, a panel is fetched
 constexpr Index CHUNK = 20 * ROWS;  // rows whose A stays in the second-level cache while panels pass
 
@@ -74,21 +73,20 @@ inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const 
   }
 }
 
-// A linear layer's weight in panels. `columns` may end inside the last panel; `units` cover `K` padded to a unit.
-struct Matrix {
-  const Unit* panels;
-  const float* bias;  // [columns] or null
-  Index units, columns;
-};
-
-inline Index num_panels(Index columns) { return (columns + PANEL - 1) / PANEL; }
-
-// Every (chunk of rows, panel) once, shared between the workers; `finish(row, panel, left, right)`, bias added.
+// Every (chunk of rows, panel) once, shared between the workers; `finish(row, panel, left, right)`, bias added. Rows for
+// a matrix of integers are quantized first, for all workers.
 template <typename T, typename Finish>
 inline void multiply(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                      Finish finish) {
   const Index panels = num_panels(matrix.columns), chunks = (rows + CHUNK - 1) / CHUNK;
   const Range mine = worker.share(panels * chunks);
+  const Index quantized = quantized_size(matrix);
+  if (matrix.bits > 0) {
+    const Range own = worker.share(rows);
+    for (Index row = own.begin; row < own.end; row++)
+      quantize_row(a + row * row_stride, matrix.width, matrix.group, worker.quantized + row * quantized);
+    worker.barrier();
+  }
   for (Index piece = mine.begin; piece < mine.end; piece++) {
     const Index panel = piece % panels;
     const Range range = share(rows, static_cast<int>(piece / panels), static_cast<int>(chunks));
@@ -98,11 +96,15 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
       left_bias = load(bias, first_lanes(matrix.columns - panel * PANEL));
       right_bias = load(bias + LANES, first_lanes(matrix.columns - panel * PANEL - LANES));
     }
-    rows_times_panel<T>(reinterpret_cast<const Unit*>(a + range.begin * row_stride), row_stride / PER_UNIT<T>,
-                        range.end - range.begin, matrix.panels + panel * matrix.units * PANEL, matrix.units,
-                        [&](Index row, Floats left, Floats right) {
-                          finish(range.begin + row, panel, left + left_bias, right + right_bias);
-                        });
+    const auto biased = [&](Index row, Floats left, Floats right) {
+      finish(range.begin + row, panel, left + left_bias, right + right_bias);
+    };
+    if (matrix.bits > 0)
+      rows_times_integers(worker.quantized + range.begin * quantized, range.end - range.begin,
+                          matrix.panels + panel * integer_panel_size(matrix), matrix, biased);
+    else
+      rows_times_panel<T>(reinterpret_cast<const Unit*>(a + range.begin * row_stride), row_stride / PER_UNIT<T>,
+                          range.end - range.begin, matrix.panels + panel * matrix.units * PANEL, matrix.units, biased);
   }
 }
 

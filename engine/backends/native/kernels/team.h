@@ -59,6 +59,7 @@ inline Range share(Index count, int thread, int threads) {
 struct Worker {
   Team* team;
   int thread, threads;
+  std::int8_t* quantized;  // room for the rows of one product with a matrix of integers, common to the team
 
   void barrier() const { team->barrier(threads); }
   Range share(Index count) const { return turnout::share(count, thread, threads); }

@@ -1,0 +1,27 @@
+// A linear layer's weight, packed into panels of PANEL columns: numbers (`matrix.h`) or integers (`integers.h`).
+#pragma once
+
+#include "team.h"
+
+namespace turnout {
+
+constexpr int PANEL = 2 * LANES;
+
+// What is taken from integers before they are scaled: w = scale * (q - zero), with one zero for all (8 of 4 bits, 0 of
+// 8) or one for each group; or w = scale * q + minimum.
+enum Offset : Index { SYMMETRIC = 0, ZEROS = 1, MINIMUMS = 2 };
+
+// `columns` may end inside the last panel; K is padded to whole units.
+struct Matrix {
+  const Unit* panels;
+  const float* bias;     // [columns] or null
+  Index units, columns;  // units: of numbers; of integers, their groups
+  Index bits;            // 0: numbers of the activations' type; 4 or 8: integers
+  Index width;           // of integers: K without padding
+  Index group;           // of integers: how many of K share a scale, a multiple of GROUP
+  Index offset;          // of integers: see `Offset`
+};
+
+inline Index num_panels(Index columns) { return (columns + PANEL - 1) / PANEL; }
+
+}  // namespace turnout
