@@ -28,6 +28,8 @@ EXPERT_CHUNKS = (9, 6, *(1,) * 9)
 # layers of random weights 3,072 wide (0.009 after 4 of 512); ours over CUDA kernels was 0.047 from it.
 # float16 rounds to an eighth of bfloat16; SmolLM2-135M (30 layers) is 0.010 and 0.081 off in the two.
 CHECK_TOLERANCE = {torch.float32: 1.25e-4, torch.bfloat16: 0.12, torch.float16: 0.02}
+# Of a model whose linear weights are integers, in any dtype: its inputs to them are rounded to 8 bits.
+INTEGER_TOLERANCE = 0.5
 # The largest of a million rounding errors is some five times their root mean square; one of more is another fault's.
 LONE = 8
 

@@ -22,11 +22,13 @@ from engine.forward_check import (
     CHECK_CHUNKS,
     CHECK_TOLERANCE,
     EXPERT_CHUNKS,
+    INTEGER_TOLERANCE,
     difference,
     our_logits,
     plain_logits,
     typical_difference,
 )
+from engine.integer_weights import Integers, Weights
 from engine.loaded_model import LoadedModel, check_supported
 from engine.rope import context_length, depends_on_length
 from engine.twin import check_twin
@@ -67,6 +69,7 @@ def load_checkpoint(
     kernels: Kernels = "auto",
     shared_attention: bool = True,
     field: str = "model",
+    weights: Weights = "dense",
 ) -> Checkpoint:
     """Load a Hugging Face checkpoint folder; see `prepare`.
 
@@ -77,6 +80,7 @@ def load_checkpoint(
         kernels: see `prepare`.
         shared_attention: see `prepare`.
         field: the model's place in the configuration, for messages.
+        weights: how linear weights are kept: as numbers of `dtype`, as the checkpoint stores them, or as integers.
 
     Raises:
         TurnoutError: as `prepare`; INVALID_ARGUMENT for `field`: the files cannot be read, or weights are missing.
@@ -84,13 +88,18 @@ def load_checkpoint(
     read_config(path, field)
     with reading(path, field):
         model, notes = read_model(path, dtype, field)
+    place = f"{field.removesuffix('.path')}.weights"
+    integers = None if weights == "dense" else Integers(weights, path, dtype, place)
     needed = int(4 * EXACT_MARGIN * sum(weight.numel() for weight in model.parameters()))
 
     def exact() -> Any | None:
         fits = needed < available_memory(str(device))
-        return read_model(path, torch.float32, field)[0].to(device).eval() if fits else None
+        if not fits:
+            return None
+        same = read_model(path, torch.float32, field)[0].to(device).eval()
+        return same if integers is None else integers.replace(same)
 
-    checkpoint = prepare(model.to(device), kernels, shared_attention, exact)
+    checkpoint = prepare(model.to(device), kernels, shared_attention, exact, integers)
     checkpoint.notes[:0] = notes
     checkpoint.draft_vocabulary = SubVocabulary.load(path, checkpoint.vocab_size, field)
     _trim()
@@ -104,7 +113,11 @@ def _trim() -> None:
 
 
 def prepare(
-    model: Any, kernels: Kernels = "auto", shared_attention: bool = True, exact: Callable[[], Any | None] | None = None
+    model: Any,
+    kernels: Kernels = "auto",
+    shared_attention: bool = True,
+    exact: Callable[[], Any | None] | None = None,
+    integers: Integers | None = None,
 ) -> Checkpoint:
     """Turn a Hugging Face model into a runnable checkpoint; checks one forward against the plain one.
 
@@ -113,6 +126,7 @@ def prepare(
         kernels: how to compute; see `choose_backend`. The results stay the same.
         shared_attention: read prefixes that sequences of a batch share once; see `choose_backend`.
         exact: makes the same model in float32; called where a difference in 16 bits may be the model's own rounding.
+        integers: how linear weights are kept; None: as numbers.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT for what is not supported, by its name: the architecture, a variant of it, or
@@ -128,10 +142,17 @@ def prepare(
     model.eval().requires_grad_(False)
     notes: list[str] = []
     backend = choose_backend(kernels, model.device, shared_attention, notes, model.dtype)
-    expected = plain_logits(model)
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    settings = model.config.to_dict()
+    if integers is not None:
+        if backend.name != "native":
+            needs = "needs the compiled CPU kernels (engine.kernels auto or native)"
+            raise TurnoutError(Code.INVALID_ARGUMENT, f"{integers.weights!r} {needs}", integers.field)
+        notes.append(integers.attach(model))
+        settings |= {"turnout_weights": integers.weights}  # inputs are rounded as well: its keys and values are others
+    expected = plain_logits(model)
     model.config._attn_implementation = NAME
-    digest = weights_digest(model.config.to_dict(), model.state_dict())  # before the plan packs weights anew
+    digest = weights_digest(settings, model.state_dict())  # before the plan packs weights anew
     dtype, vocab_size = model.dtype, model.config.vocab_size
     if depends_on_length(model.config) and architecture_named(model.config.model_type).fused:
         notes.append("decoding will be slower than it could be: rotary scaling by length runs the model's own modules")
@@ -146,12 +167,15 @@ def prepare(
         digest=digest,
         notes=notes,
     )
-    check_forward(checkpoint, expected, exact)
+    check_forward(checkpoint, expected, exact, CHECK_TOLERANCE[dtype] if integers is None else INTEGER_TOLERANCE)
     return checkpoint
 
 
 def check_forward(
-    checkpoint: Checkpoint, expected: torch.Tensor, exact: Callable[[], Any | None] | None = None
+    checkpoint: Checkpoint,
+    expected: torch.Tensor,
+    exact: Callable[[], Any | None] | None = None,
+    tolerance: float | None = None,
 ) -> None:
     """Run the same tokens through our path, in two chunks and a single step; several where experts are rounded.
 
@@ -159,6 +183,7 @@ def check_forward(
         checkpoint: not in use yet.
         expected: of `plain_logits`.
         exact: see `prepare`.
+        tolerance: of the difference; None: that of the dtype.
 
     Raises:
         TurnoutError: they differ by more than rounding. INVALID_ARGUMENT for an architecture without a file, else
@@ -174,7 +199,8 @@ def check_forward(
     else:
         got = our_logits(plan, CHECK_CHUNKS, checkpoint.vocab_size, device)
         error = difference(got, expected)
-    if not error <= CHECK_TOLERANCE[checkpoint.dtype] and not _rounds_so(checkpoint, got, expected, exact):
+    tolerance = CHECK_TOLERANCE[checkpoint.dtype] if tolerance is None else tolerance
+    if not error <= tolerance and not _rounds_so(checkpoint, got, expected, exact):
         what = f"our forward differs from the plain one by {error:.3g} of the logits' spread"
         if not architecture_named(checkpoint.architecture).listed:
             refuse(checkpoint.architecture, what)

@@ -101,6 +101,7 @@ class LocalPool(Pool):
                 config.engine.kernels,
                 config.engine.shared_attention,
                 f"models.{member}.path",
+                settings.weights,
             )
         parts = open_parts(name, config)
         native = [checkpoint.vocab_size for member, checkpoint in checkpoints.items() if member not in parts.foreign]

@@ -129,7 +129,9 @@ def load_member(
     group: Group | None = None
     if ranks is None:
         source = f"models.{name}.path"
-        checkpoint = load_checkpoint(*rest, device.torch_device, engine.kernels, engine.shared_attention, source)
+        checkpoint = load_checkpoint(
+            *rest, device.torch_device, engine.kernels, engine.shared_attention, source, settings.weights
+        )
     else:
         from engine.parallel import join, load_sharded
 

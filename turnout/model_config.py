@@ -36,6 +36,15 @@ class ModelConfig(Section):
             " some models exceed its range"
         ),
     ] = "bfloat16"
+    weights: Annotated[
+        Literal["dense", "stored", "int8", "int4"],
+        Field(
+            description="how the compiled CPU kernels keep the weights of linear layers: dense, as numbers of dtype;"
+            " stored, as the integers of a GGUF (Q4_0, Q4_1, Q8_0), GPTQ, AWQ or compressed-tensors checkpoint where"
+            " they can be held exactly; int8 or int4, rounded to integers in groups of 32 (the head always to int8). Of"
+            " integers, the layers' inputs are rounded to 8 bits"
+        ),
+    ] = "dense"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")] = "cpu"
     kv_memory_bytes: Annotated[int, Field(ge=1 << 20, description="memory of the block pool, bytes")] = 256 << 20
     memory_limit_bytes: Annotated[
@@ -56,6 +65,13 @@ class ModelConfig(Section):
             raise FieldError(
                 "path", message if self.endpoint is None else "must be absent: `endpoint` says where it is"
             )
+        if self.weights != "dense":
+            needed = {"device": "cpu", "tensor_parallel": 1}
+            for name, value in needed.items():
+                if getattr(self, name) != value:
+                    raise FieldError("weights", f"{self.weights!r} needs {name} {value}; allowed here: dense")
+            if self.dtype == "float16":
+                raise FieldError("weights", f"{self.weights!r} needs dtype bfloat16 or float32; allowed here: dense")
         usual = type(self).model_fields
         if self.endpoint is not None:
             differing = [name for name in usual if getattr(self, name) != usual[name].default]

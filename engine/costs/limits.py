@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,12 +19,14 @@ from engine.checkpoints import read_config
 from engine.costs.machine import available_bytes, memory_bytes
 from engine.costs.resources import ModelShape
 from engine.costs.weight_sizes import weight_sizes
+from engine.quantized.integers import ROUNDED_BITS
 from engine.rope import context_length
 from turnout.checkpoint_files import check_checkpoint
 from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
 
 CPU = "cpu"
+UNPACKED_BYTES = 1.125  # of a number that is an integer but not yet packed, with scale and minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,11 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     angles = 2 * 4 * shape.head_dim * rows
     sizes = weight_sizes(model_path(settings), dtype, f"models.{name}.path")
     loading = sizes.loading_bytes + (sizes.cast_bytes if packed else 0)
-    return MemoryNeed(name, settings.dtype, shape.held_bytes(packed, ranks), cache, angles, loading, on_cpu)
+    held = shape.held_bytes(packed, ranks)
+    if settings.weights != "dense":  # numbers, and integers of a byte each, are there until all are packed
+        loading += max(0, shape.weight_bytes + shape.embedding_parameters * dtype.itemsize - held)
+        loading += math.ceil(sizes.num_parameters * UNPACKED_BYTES)
+    return MemoryNeed(name, settings.dtype, held, cache, angles, loading, on_cpu)
 
 
 def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
@@ -248,7 +255,10 @@ def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     check_checkpoint(folder, field)
     config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize
-    return config, ModelShape.of(config, count_parameters(folder, field), itemsize)
+    shape = ModelShape.of(config, count_parameters(folder, field), itemsize)
+    if settings.weights in ROUNDED_BITS:
+        shape = replace(shape, body_bits=ROUNDED_BITS[settings.weights], head_bits=ROUNDED_BITS["int8"])
+    return config, shape
 
 
 def count_parameters(folder: Path, field: str = "model") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import floor
 from typing import Any
@@ -26,6 +27,8 @@ class ModelShape:
         num_parameters: every weight counted once.
         tied: whether embedding and head are one matrix.
         bytes_per_number: of weights and cache.
+        body_bits: of a number in the body, where its matrices are kept as integers; with scales.
+        head_bits: likewise, of the head.
     """
 
     layers: int
@@ -37,6 +40,8 @@ class ModelShape:
     num_parameters: int
     tied: bool
     bytes_per_number: int
+    body_bits: float | None = None
+    head_bits: float | None = None
 
     @classmethod
     def of(cls, config: Any, num_parameters: int, bytes_per_number: int) -> ModelShape:
@@ -87,14 +92,17 @@ class ModelShape:
             return -(-self.body_parameters * self.bytes_per_number // ranks) + 2 * embedding
         if not packed:
             return self.weight_bytes
-        head = -(-self.vocab_size // PANEL) * PANEL * self.hidden * self.bytes_per_number
+        head = self._kept(-(-self.vocab_size // PANEL) * PANEL * self.hidden, self.head_bits)
         norms = 4 * (2 * self.layers * (self.hidden + self.head_dim) + self.hidden)
-        return self.weight_bytes + head + norms - (0 if self.tied else embedding)
+        return self._kept(self.body_parameters, self.body_bits) + embedding + head + norms
+
+    def _kept(self, numbers: int, bits: float | None) -> int:
+        return numbers * self.bytes_per_number if bits is None else math.ceil(numbers * bits / 8)
 
     @property
     def weight_bytes_read(self) -> int:
         """Weights a forward reads once, whatever it feeds: body and head."""
-        return (self.body_parameters + self.embedding_parameters) * self.bytes_per_number
+        return self._kept(self.body_parameters, self.body_bits) + self._kept(self.embedding_parameters, self.head_bits)
 
     def flops(self, fed: int, attended: int, rows: int) -> float:
         """Floating-point operations of one forward (a multiplication and an addition are two).

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from engine.quantized.base import Shape, WeightFormat, unpacked
+from engine.quantized.integers import IntegerWeight, stored
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -47,6 +48,11 @@ class Awq(WeightFormat):
         groups -= _columns(tensors["qzeros"]).float()[:, None]
         groups *= scales[:, None]
         return dense.T
+
+    def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
+        """4 bits with zeros."""
+        codes, zeros, scales = _columns(tensors["qweight"]), _columns(tensors["qzeros"]), tensors["scales"]
+        return stored(codes.T, scales.T, zeros.T, 4, len(codes) // len(scales))
 
 
 def _columns(words: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from engine.quantized.integers import IntegerWeight
 from turnout.errors import TurnoutError, invalid
 
 Shape = tuple[int, ...]
@@ -82,6 +83,10 @@ class WeightFormat(ABC):
     def dense(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A weight, float32 [out, in], from its stored tensors."""
 
+    def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
+        """The same weight as it is stored; None where it is not of integers that stand for exactly these numbers."""
+        return None
+
     def weights(self, names: Iterable[str]) -> tuple[list[QuantizedWeight], set[str]]:
         """Find the quantized weights among stored tensors.
 
@@ -121,12 +126,18 @@ class LazyWeight:
         dtype: of it.
         make: makes it.
         lock: shared by all of a model, so that one at a time takes the memory of making it.
+        integers: the weight as it is stored, where it is stored as integers.
     """
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, make: Callable[[], torch.Tensor], lock: threading.Lock
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        make: Callable[[], torch.Tensor],
+        lock: threading.Lock,
+        integers: Callable[[], IntegerWeight | None] = lambda: None,
     ) -> None:
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.integers = shape, dtype, integers
         self._make, self._lock = make, lock
 
     def get_shape(self) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from engine.quantized.base import Shape, WeightFormat, spread, unpacked
+from engine.quantized.integers import IntegerWeight, stored
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
 BITS = (2, 4, 8)
@@ -61,25 +62,51 @@ class CompressedTensors(WeightFormat):
 
     def dense(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """scale * (q - zero)."""
-        scale, zero = tensors["weight_scale"].float(), tensors.get("weight_zero_point")
-        if "weight_packed" in tensors:
-            rows, columns = tensors["weight_shape"].tolist()
-            packed = tensors["weight_packed"]
-            bits = next(each for each in sorted(self._bits) if -(-columns * each // 32) == packed.shape[1])
-            offset = 1 << (bits - 1)
-            dense = unpacked(packed, bits, 1)[:, :columns].float().sub_(offset)
-            if zero is not None and zero.dtype == torch.int32:
-                zero = unpacked(zero, bits, 0)[:rows].float().sub_(offset)
-        else:
-            dense = tensors["weight"].float()
+        codes, zero, offset, _ = self._parts_of(tensors)
+        dense, scale = codes.float().sub_(offset), tensors["weight_scale"].float()
         shape = tuple(dense.shape)
-        group = tensors.get("weight_g_idx")
-        if group is not None and scale.ndim == 2 and int(group.min()) >= 0:
-            scale = scale[:, group.long()]
-            zero = zero[:, group.long()] if zero is not None else None
+        group = self._order_of(tensors)
+        if group is not None:
+            scale = scale[:, group]
+            zero = zero[:, group] if zero is not None else None
         if zero is not None:
-            dense -= spread(zero.float(), shape, self._blocks)
+            dense -= spread(zero.float() - offset, shape, self._blocks)
         return dense.mul_(spread(scale, shape, self._blocks))
+
+    def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
+        """With a scale for each row, or each group of a row's inputs that lie side by side."""
+        codes, zero, offset, bits = self._parts_of(tensors)
+        scale = tensors["weight_scale"]
+        scale = scale.reshape(-1, 1) if scale.ndim == 1 else scale
+        rows, columns = codes.shape
+        fits = codes.dtype != torch.float8_e4m3fn and scale.ndim == 2 and scale.shape[0] == rows
+        if not fits or columns % scale.shape[1] or self._order_of(tensors) is not None:
+            return None
+        if zero is None:
+            zero = torch.full(scale.shape, float(offset))
+        elif zero.numel() != scale.numel():
+            return None
+        return stored(codes, scale, zero.reshape(scale.shape).float(), bits, columns // scale.shape[1])
+
+    def _parts_of(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
+        """Stored numbers [out, in], zeros, what was added to both, and bits."""
+        zero = tensors.get("weight_zero_point")
+        if "weight_packed" not in tensors:
+            return tensors["weight"], zero, 0, 8
+        rows, columns = tensors["weight_shape"].tolist()
+        packed = tensors["weight_packed"]
+        bits = next(each for each in sorted(self._bits) if -(-columns * each // 32) == packed.shape[1])
+        offset = 1 << (bits - 1)
+        if zero is not None:
+            zero = unpacked(zero, bits, 0)[:rows] if zero.dtype == torch.int32 else zero.float() + offset
+        return unpacked(packed, bits, 1)[:, :columns], zero, offset, bits
+
+    @staticmethod
+    def _order_of(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """The group of each input, where groups are not of inputs side by side."""
+        group = tensors.get("weight_g_idx")
+        ordered = group is not None and tensors["weight_scale"].ndim == 2 and int(group.min()) >= 0
+        return group.long() if group is not None and ordered else None
 
 
 def _block(weights: Mapping[str, Any]) -> list[int] | None:

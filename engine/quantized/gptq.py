@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from engine.quantized.base import Shape, WeightFormat, unpacked
+from engine.quantized.integers import IntegerWeight, stored
 
 BITS = (2, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
@@ -42,21 +43,34 @@ class Gptq(WeightFormat):
 
     def dense(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """scale * (q - zero), by groups of inputs."""
-        scales, zeros = tensors["scales"].float(), tensors["qzeros"]
+        codes, zeros, group, _ = self._parts_of(tensors)
+        dense = codes.float()
+        dense -= zeros[:, : dense.shape[1]].float()[group]
+        dense *= tensors["scales"].float()[group]
+        return dense.T
+
+    def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
+        """None where the inputs of a group do not lie side by side."""
+        codes, zeros, group, bits = self._parts_of(tensors)
+        scales, size = tensors["scales"], int((group == 0).sum())
+        if not torch.equal(group, torch.arange(len(codes)) // size):
+            return None
+        return stored(codes.T, scales.T, zeros[:, : codes.shape[1]].T, bits, size)
+
+    def _parts_of(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Integers [in, out], zeros [groups, out or more], the group of each input, and bits."""
+        scales, zeros = tensors["scales"], tensors["qzeros"]
         bits = self._bits_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         if self._version == "gptq":
             zeros = zeros + sum(1 << shift for shift in range(0, 32, bits))
-        dense = unpacked(tensors["qweight"], bits, 0).float()
+        codes = unpacked(tensors["qweight"], bits, 0)
         group = tensors.get("g_idx")
         if group is None:
-            size = self.settings.get("group_size") or len(dense)
-            if -(-len(dense) // size) != len(scales):  # a layer of its own
-                size = -(-len(dense) // len(scales))
-            group = torch.arange(len(dense)) // size
-        group, dense = group.long(), dense[: len(group)]
-        dense -= unpacked(zeros, bits, 1)[:, : dense.shape[1]].float()[group]
-        dense *= scales[group]
-        return dense.T
+            size = self.settings.get("group_size") or len(codes)
+            if -(-len(codes) // size) != len(scales):  # a layer of its own
+                size = -(-len(codes) // len(scales))
+            group = torch.arange(len(codes)) // size
+        return codes[: len(group)], unpacked(zeros, bits, 1), group.long(), bits
 
     def _bits_of(self, shapes: Mapping[str, Shape]) -> int:
         """Of one layer: single ones may have others than the rest, which shows in the words that hold the zeros.

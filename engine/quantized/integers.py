@@ -15,7 +15,7 @@ ROUNDED_BITS = {"int8": 8.5, "int4": 5.0}  # what a number takes with its share 
 LARGEST_GROUP = 128  # of the kernels; the scale of more inputs is repeated
 CHUNK = 1 << 20  # numbers that are rounded at once
 MOST = {4: 15, 8: 127}  # the largest integer
-SHRINKS = (1.0, 0.97, 0.94, 0.91, 0.88)  # of a group's range, that are tried for the least squared error
+SHRINKS = (1.0, 0.92)  # of a group's range, that are tried for the least squared error
 
 
 @dataclass(frozen=True, slots=True)

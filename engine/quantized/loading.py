@@ -15,6 +15,7 @@ from safetensors import safe_open
 from engine.gguf_weights import gguf_state
 from engine.quantized import format_of
 from engine.quantized.base import LazyWeight, QuantizedWeight, WeightFormat, empty_pages
+from engine.quantized.integers import IntegerWeight
 from turnout.checkpoint_files import FLOATS, weight_files
 
 
@@ -53,7 +54,8 @@ def _dequantized(found: WeightFormat, files: list[Any], dtype: torch.dtype) -> d
     for weight in quantized:
         read = partial(read_part, weight, places)
         shape = found.shape(shapes_of(weight, places), read)
-        state[weight.name] = LazyWeight(shape, dtype, partial(_make, found, weight, read, dtype), lock)
+        make = partial(_make, found, weight, read, dtype)
+        state[weight.name] = LazyWeight(shape, dtype, make, lock, partial(_integers, found, weight, read))
     return state
 
 
@@ -74,3 +76,9 @@ def _make(
 ) -> torch.Tensor:
     dense = found.dense({part: read(part) for part in weight.tensors})
     return empty_pages(tuple(dense.shape), dtype).copy_(dense)
+
+
+def _integers(
+    found: WeightFormat, weight: QuantizedWeight, read: Callable[[str], torch.Tensor]
+) -> IntegerWeight | None:
+    return found.integers({part: read(part) for part in weight.tensors})

@@ -218,7 +218,7 @@ class TestWhereTheyCannotBeHad:
 
     def test_a_processor_without_the_instructions_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native, "_processor_flags", lambda: "fpu sse2 avx")
-        with pytest.raises(NativeUnavailableError, match="lacks avx2, fma"):
+        with pytest.raises(NativeUnavailableError, match="lacks avx2, f16c, fma"):
             native.library()
 
     def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
