@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.engines import decode_speed, random_prompts
 from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
-from decoding.logits import RowContext
 from decoding.model import ReadSpec
+from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
