@@ -96,11 +96,12 @@ class BatchRunner:
     def _look(self) -> tuple[list[BatchRecord], list[BatchRecord]]:
         """Batches that have not ended, and those of them that are worked on.
 
-        These are the oldest of each tenant, and those of which only the end is left.
+        These are the oldest of each tenant, and those of which only the end is left. Those that have been begun go
+        first: batches of one second are in no order that lasts when others come.
         """
         unfinished = list(self._store.unfinished())
         found, places = list[BatchRecord](), Counter[str]()
-        for record in unfinished:
+        for record in sorted(unfinished, key=lambda each: each.id not in self._tasks):
             places[record.tenant] += 1
             over = time.time() >= record.expires_at or self._store.is_cancelled(record)
             if places[record.tenant] <= AT_ONCE or over:

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from deployments.batches.runner import AT_ONCE
 from deployments.batches.store import BatchStore
 from deployments.bodies import MOST_SLOW, Bodies
 from tests.batches.house import House, begin, content, ended, jsonl, line
@@ -234,6 +235,21 @@ async def test_of_many_batches_the_oldest_go_first_and_a_cancelled_one_ends(tmp_
         assert states.count("validating") == 2
         await client.batches.cancel(batches[states.index("validating")].id)
         assert (await ended(client, batches[states.index("validating")].id)).status == "cancelled"
+
+
+async def test_a_batch_of_the_same_second_does_not_begin_beside_those_that_have_been_begun(tmp_path: Path) -> None:
+    async with House(tmp_path).open() as house:
+        client, other = house.client(), house.client("other")
+        batches = [await begin(client, jsonl([line("a", "wait")])) for _ in range(AT_ONCE)]
+        async with asyncio.timeout(60):
+            while {(await client.batches.retrieve(each.id)).status for each in batches} != {"in_progress"}:
+                await asyncio.sleep(0.02)
+        store = BatchStore(house.service.batches)
+        first = min(store.unfinished(), key=lambda each: each.created_at)
+        store.add_batch(first.model_copy(update={"id": f"batch_{0:024}", "status": "validating"}))
+        assert store.unfinished()[0].id == f"batch_{0:024}"
+        assert (await ended(other, (await begin(other, jsonl([line("a")]))).id)).status == "completed"
+        assert (await client.batches.retrieve(f"batch_{0:024}")).status == "validating"
 
 
 async def test_a_line_may_be_no_larger_than_a_request(house: House) -> None:
