@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.backend import Batch, merge
 from deployments.retry import Attempts, LostError, Replay, SerialGate
-from deployments.serve_internals import request_router
+from deployments.serve_internals import cancel, request_router
 from turnout.calls import (
     AUTO,
     Event,
@@ -224,7 +224,7 @@ class RemoteBackend:
                             raise
                         replay.attempts.refused()
                     except (asyncio.CancelledError, GeneratorExit):
-                        response.cancel()
+                        cancel(response)
                         raise
 
     async def _replayed(self, request_id: str, ask: Callable[[], DeploymentResponse]) -> Any:
@@ -247,7 +247,7 @@ class RemoteBackend:
             with self._translated():
                 value = await response
         except asyncio.CancelledError:
-            response.cancel()  # Serve does not do it for us where replicas talk over gRPC
+            cancel(response)  # Serve does not do it for us where replicas talk over gRPC
             raise
         if isinstance(value, Failure):
             raise _raised(value, self._name)

@@ -18,7 +18,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.serve._private.common import ReplicaState
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.context import _get_global_client
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 __all__ = ["ReplicaState", "is_ipv6"]
 
@@ -65,6 +65,17 @@ def route_in_this_loop(handle: DeploymentHandle) -> None:
     There each item of a stream would wait for another thread, and Serve would read streams ahead of a slow reader.
     """
     handle._init(_run_router_in_separate_loop=False)
+
+
+def cancel(response: DeploymentResponse | DeploymentResponseGenerator) -> None:
+    """Cancel a call, also in the replica that it has just reached.
+
+    Where handles are routed in the caller's loop, Serve forgets a replica whose choice the caller has not yet seen.
+    """
+    response.cancel()
+    choice = getattr(response, "_replica_result_future", None)
+    if choice is not None and choice.done() and not choice.cancelled() and choice.exception() is None:
+        choice.result().cancel()
 
 
 def free_resources() -> list[dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ from ray.serve import context
 from ray.serve._private.common import ReplicaState, RequestMetadata
 from ray.serve._private.controller import ServeController
 from ray.serve._private.handle_options import InitHandleOptions
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from deployments import serve_internals
@@ -80,3 +81,30 @@ def test_an_address_without_a_cluster_is_refused() -> None:
 
 def test_a_handle_without_a_router_has_no_request_router() -> None:
     assert serve_internals.request_router(object()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [DeploymentResponse, DeploymentResponseGenerator])
+async def test_a_call_that_is_cancelled_as_it_reaches_a_replica_is_cancelled_there(kind: Any) -> None:
+    class Reached:
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    choice: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
+    response = kind(choice, None, _is_router_running_in_separate_loop=False)
+
+    async def read() -> None:
+        try:
+            await (response if kind is DeploymentResponse else anext(response))
+        except asyncio.CancelledError:
+            serve_internals.cancel(response)
+            raise
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    choice.set_result(Reached())
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert reading.cancelled()
+    assert choice.result().cancelled
