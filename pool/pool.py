@@ -198,6 +198,8 @@ class Pool:
         """Drop what was learned of a tenant's texts: another one may come under its name."""
         for member in self.members.values():
             member.forget(tenant)
+        if self.routing is not None:
+            self.routing.router.forget(tenant)
 
     @property
     def foreign_roles(self) -> dict[str, str]:

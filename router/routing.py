@@ -76,6 +76,11 @@ class Router:
             self._sessions.remember(_key(asked), asked.request.id, decision.as_json())
         return decision
 
+    def forget(self, tenant: str) -> None:
+        """Forget what a tenant's sessions keep."""
+        if self._sessions is not None:
+            self._sessions.forget(tenant)
+
     def _recalled(self, asked: Asked) -> Decision | None:
         kept = self._sessions.recall(_key(asked)) if self._sessions is not None else None
         return Decision.of_json(kept) if kept is not None else None

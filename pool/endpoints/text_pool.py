@@ -296,6 +296,8 @@ class TextPool:
         """See `Pool.forget`."""
         for pool in self._local.values():
             pool.forget(tenant)
+        if self.routing is not None:
+            self.routing.router.forget(tenant)
 
     def check(self) -> None:
         """Return: an endpoint that is down makes the pool degraded, and no new replica would mend it."""

@@ -193,6 +193,21 @@ async def test_a_route_to_a_method_that_needs_tokens_is_refused_when_the_pool_is
         site.pool(small, large, {"routing": {"policy": {"name": "split", "params": {"arms": arms}}}})
 
 
+async def test_what_sessions_keep_goes_with_their_tenant(site):
+    routing = {"policy": to_model("large"), "sticky": {"seconds": 600}}
+    pool = site.pool(None, await site.server(words("a")), {"routing": routing})
+    call = ask(session="s", explain=True)
+
+    async def kept() -> bool:
+        return bool((await answer(pool, call))[1].route["kept_from"])
+
+    assert [await kept(), await kept()] == [False, True]
+    pool.forget("somebody else")
+    assert await kept()
+    pool.forget(call.tenant)
+    assert not await kept()
+
+
 # Shadows
 
 
