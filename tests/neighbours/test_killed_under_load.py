@@ -67,10 +67,12 @@ async def follow(client: httpx.AsyncClient, answer: Answer, text: str, tokens: i
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     """Poll until something holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():
-            await asyncio.sleep(0.05)
-    assert await condition(), what
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"never: {what}")
 
 
 async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:
