@@ -302,9 +302,11 @@ class CallReader:
                     new[-1] = replace(new[-1], arguments=new[-1].arguments + part.arguments)
                 else:
                     new.append(part)
-            elif isinstance(part, Said) and part.thought:
+            elif isinstance(part, Ended):
+                said += part.rest
+            elif part.thought:
                 thought += part.text
-            elif isinstance(part, Said):
+            else:
                 said += part.text
         read = replace(chunk, text=said, reasoning=thought, call_parts=tuple(new))
         return self._finished(read, reading) if final else read

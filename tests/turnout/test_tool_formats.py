@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
-from itertools import pairwise
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from turnout.tool_formats.base import JSON, MARKED
 from turnout.tool_formats.grammar import CallRules
 from turnout.tool_formats.json_scanner import JsonScanner
 from turnout.tool_formats.parser import NO_FUNCTIONS
-from turnout.tool_formats.schemas import kind_of
+from turnout.tool_formats.schemas import kind_of, kinds_of, parameters_of
 from turnout.tools import ToolCall
 from turnout.types import FinishReason
 
@@ -125,7 +125,7 @@ def test_what_is_written_is_read_in_any_pieces(name: str, data: st.DataObject, c
     assert all((len(call.id) == 9) == form.short_ids for call in read.tool_calls)
 
 
-@pytest.mark.parametrize("name", filter(as_json, NAMES))
+@pytest.mark.parametrize("name", list(filter(as_json, NAMES)))
 def test_arguments_come_as_they_are_written(name: str) -> None:
     """After each character, what has come of the arguments is the beginning of them, and no more than one behind."""
     call = ToolCall("", "weather", '{"city": "Bern", "days": [1, 2]}')
@@ -145,9 +145,9 @@ def test_a_text_among_arguments_comes_character_by_character(name: str) -> None:
     written = tool_format(name).written([call])
     functions = {"weather": {"properties": {"city": {"type": "string"}}}}
     chunks = streamed(name, written, list(range(len(written))), functions)
-    so_far = ["".join(arguments for _, arguments in joined([*chunks[:end], chunks[-1]])) for end in range(len(chunks))]
-    assert json.loads(so_far[-1]) == {"city": text}
-    assert sum(len(after) - len(before) > 8 for before, after in pairwise(so_far)) <= 1
+    [(_, arguments)] = joined(chunks)
+    assert json.loads(arguments) == {"city": text}
+    assert sum(sum(len(part.arguments) for part in chunk.call_parts) > 8 for chunk in chunks) <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,6 +174,50 @@ def test_no_character_is_lost_of_what_is_no_call(name: str) -> None:
             assert len(given) <= len(read.text) + sum(len(each.arguments) for each in read.tool_calls)
         if not read.tool_calls and form.markup is None:
             assert read.text == text
+
+
+COUNTED = "\u2603"  # stands in no syntax, and is escaped by nothing
+PIECES = [COUNTED, *'{}[]",:<\\\n 1', "None", "f", '"a": ', "a:", "<parameter=a>\n", "<|channel|>analysis<|message|>"]
+
+
+def counted(texts: Iterable[str]) -> int:
+    return sum(text.count(COUNTED) for text in texts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 300), max_size=30))
+def test_of_any_text_each_character_is_said_or_in_a_call(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    form = tool_format(name)
+    own = [each.written(CALLS) for each in form.syntaxes]
+    own += [piece for each in own for piece in re.split(r"(?<=[>{:,\]\n])", each)]
+    pieces = st.sampled_from([*PIECES, *form.special]) | st.sampled_from(own) | st.text(max_size=5)
+    text = "".join(data.draw(st.lists(pieces, max_size=25)))
+    read, chunks = whole(name, text, FUNCTIONS), streamed(name, text, cuts, FUNCTIONS)
+    calls = [(call.name, call.arguments) for call in read.tool_calls]
+    assert counted([read.text, read.reasoning, *(arguments for _, arguments in calls)]) == counted([text])
+    given = [chunk.text + chunk.reasoning for chunk in chunks] + [arguments for _, arguments in joined(chunks)]
+    assert counted(given) == counted([text])
+    assert [(call.name, call.arguments) for call in chunks[-1].tool_calls] == calls
+    for _, arguments in calls:
+        assert isinstance(json.loads(arguments), dict)
+
+
+def test_a_stream_that_is_cut_gives_the_beginning_of_a_value_as_text() -> None:
+    text = tool_format("qwen3_coder").written([ToolCall("", "f", '{"days": 34}')])
+    functions = {"f": {"properties": {"days": {"type": "integer"}}}}
+    for size in range(len("34")):
+        chunks = streamed("qwen3_coder", text[: text.index("34") + size], list(range(len(text))), functions)
+        assert joined(chunks) == [("f", '{"days": ')]
+        assert "".join(chunk.text for chunk in chunks) == "34"[:size]
+
+
+def test_schemas_that_name_each_other_again_and_again_are_looked_at_for_a_while_only() -> None:
+    for keyword in ("anyOf", "allOf"):
+        each = {f"a{place}": {keyword: [{"$ref": f"#/$defs/a{place + 1}"}] * 2} for place in range(40)}
+        root = {"$ref": "#/$defs/a0", "$defs": {**each, "a40": {"type": "string"}}}
+        assert "string" in kinds_of(root, root)
+        assert parameters_of(root, root).named == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

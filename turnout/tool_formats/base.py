@@ -32,11 +32,13 @@ class Scanner(Protocol):
         done: whether the arguments have ended; what follows them is not taken.
         failed: whether what came next can be no part of them.
         out: what the last text adds to them, as JSON.
+        held: what was taken and is in no `out` so far: the beginning of a value that is given whole.
     """
 
     done: bool
     failed: bool
     out: str
+    held: str
 
     def feed(self, text: str) -> int:
         """Take the next text; return how many of its characters are taken. The rest is given again, with more."""

@@ -149,11 +149,11 @@ class _Rules:
 class EscapedScanner:
     """Scanner of arguments with bare keys. Implements `turnout.tool_formats.base.Scanner`."""
 
-    __slots__ = ("_closers", "_state", "done", "failed", "out")
+    __slots__ = ("_closers", "_state", "done", "failed", "held", "out")
 
     def __init__(self) -> None:
         self.done = self.failed = False
-        self.out = ""
+        self.out = self.held = ""
         self._closers: list[str] = []  # of objects and lists that are open, the innermost last
         self._state = "value"
 

@@ -21,14 +21,15 @@ class JsonScanner:
         done: whether the value has ended; what follows it is not taken.
         failed: whether what came next can be no part of it.
         out: what was taken of the last text.
+        held: empty: all that is taken is given.
     """
 
-    __slots__ = ("_closers", "_hex", "_seen", "_state", "done", "failed", "out")
+    __slots__ = ("_closers", "_hex", "_seen", "_state", "done", "failed", "held", "out")
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self.out = ""
+        self.out = self.held = ""
         self._closers: list[str] = []  # of objects and lists that are open, the innermost last
         self._state = "value"
         self._seen = ""  # of a number or literal

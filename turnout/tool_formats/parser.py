@@ -34,9 +34,15 @@ class Argued:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a call; `broken`: its text so far, which is no call, where the arguments are cut or no JSON."""
+    """The end of a call.
+
+    Attributes:
+        broken: its text so far, which is no call, where the arguments are cut or no JSON; "": it is a call.
+        rest: of that the end which no `Argued` has given.
+    """
 
     broken: str = ""
+    rest: str = ""
 
 
 NO_FUNCTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -78,7 +84,8 @@ class CallParser:
             if not found and not self._moved:
                 break
         if final and self._scanner is not None:
-            events.append(Ended(self._raw + self._take(len(self._text))))
+            taken = self._take(len(self._text))
+            events.append(Ended(self._raw + taken, self._scanner.held + taken))
             self._scanner = None
         if final and self._text:
             events.append(self._said(len(self._text)))

@@ -12,6 +12,7 @@ from turnout.tool_formats.schemas import as_json, kinds_of, listed, parameters_o
 
 CLOSE = "\n</parameter>\n"
 END = "</function>"
+DEFINITIONS = ("$defs", "definitions")  # of a schema
 OPENING = regex.compile(r"\s{0,16}<parameter=([^\n]{1,256}?)>\n")
 ENDING = regex.compile(rf"\s{{0,16}}{END}")
 
@@ -56,8 +57,10 @@ def _value_rules(name: str, schema: Any, root: Any) -> list[str]:
         return [f"{name}: ({texts}) {close}"]
     kinds = kinds_of(given, root)
     if "string" not in kinds:
-        own = {key: value for key, value in given.items() if key != "$defs"}
-        return [f"{name}: {name}_json {close}", f"{name}_json: {json_rule({**own, '$defs': root.get('$defs', {})})}"]
+        own = {key: value for key, value in given.items() if key not in DEFINITIONS}
+        if '"$ref"' in json.dumps(own):
+            own |= {key: root[key] for key in DEFINITIONS if key in root}
+        return [f"{name}: {name}_json {close}", f"{name}_json: {json_rule(own)}"]
     least, most = given.get("minLength", 0), given.get("maxLength")
     if kinds == {"string"} and (least or most is not None):
         length = f"{{{least},{'' if most is None else most}}}"
@@ -83,15 +86,14 @@ class TaggedScanner:
         schema: of the arguments.
     """
 
-    __slots__ = ("_given", "_held", "_kinds", "_schema", "_sep", "done", "failed", "out")
+    __slots__ = ("_given", "_kinds", "_schema", "_sep", "done", "failed", "held", "out")
 
     def __init__(self, schema: Any) -> None:
         self.done = self.failed = False
-        self.out = ""
+        self.out = self.held = ""  # held: of a value that is not text
         self._schema = schema
         self._given = parameters_of(schema, schema)
         self._kinds: frozenset[str] | None = None  # of the value that is open
-        self._held = ""  # of a value that is not text
         self._sep = "{"
 
     def feed(self, text: str) -> int:
@@ -126,11 +128,11 @@ class TaggedScanner:
         if kinds == {"string"}:
             self.out += json.dumps(text[at:end], ensure_ascii=False)[1:-1] + '"' * (found >= 0)
         else:
-            self._held += text[at:end]
-            self.out += as_json(self._held, kinds) if found >= 0 else ""
+            self.held += text[at:end]
+            self.out += as_json(self.held, kinds) if found >= 0 else ""
         if found < 0:
             return end
-        self._kinds, self._held = None, ""
+        self._kinds, self.held = None, ""
         return end + len(CLOSE)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 KINDS = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_REFERENCES = 32
+MAX_LOOKED_AT = 256  # schemas that one question looks at: references can name the same ones without end
 # What templates that print values write for JSON's literals.
 PRINTED = {"True": "true", "False": "false", "None": "null"}
 
@@ -62,11 +63,15 @@ def kind_of(value: Any) -> str:
             return "object"
 
 
-def kinds_of(schema: Any, root: Any, depth: int = MAX_REFERENCES) -> frozenset[str]:
-    """Return the kinds that values of a schema may have."""
-    given = resolved(schema, root)
-    if depth == 0:
+def kinds_of(schema: Any, root: Any) -> frozenset[str]:
+    """Return the kinds that values of a schema may have; more than those where it is too large to be looked through."""
+    return _kinds(schema, root, iter(range(MAX_LOOKED_AT)))
+
+
+def _kinds(schema: Any, root: Any, looks: Iterator[int]) -> frozenset[str]:
+    if next(looks, None) is None:
         return KINDS
+    given = resolved(schema, root)
     found = KINDS
     if "type" in given:
         named = frozenset([given["type"]] if isinstance(given["type"], str) else given["type"])
@@ -74,10 +79,10 @@ def kinds_of(schema: Any, root: Any, depth: int = MAX_REFERENCES) -> frozenset[s
     if (values := listed(given)) is not None:
         found &= frozenset(map(kind_of, values))
     for each in given.get("allOf", ()):
-        found &= kinds_of(each, root, depth - 1)
+        found &= _kinds(each, root, looks)
     for keyword in ("anyOf", "oneOf"):
         if branches := given.get(keyword):
-            found &= frozenset().union(*(kinds_of(each, root, depth - 1) for each in branches))
+            found &= frozenset().union(*(_kinds(each, root, looks) for each in branches))
     return found
 
 
@@ -91,7 +96,7 @@ def parameters_of(schema: Any, root: Any) -> Parameters:
     named: dict[str, Any] = {}
     required: frozenset[str] = frozenset()
     others: Any = True
-    for part in _parts(schema, root):
+    for part in _parts(schema, root, iter(range(MAX_LOOKED_AT))):
         named |= part.get("properties", {})
         required |= frozenset(part.get("required", ()))
         others = part.get("additionalProperties", others)
@@ -99,11 +104,13 @@ def parameters_of(schema: Any, root: Any) -> Parameters:
     return Parameters(named, required, None if others is False or (others is True and named) else others)
 
 
-def _parts(schema: Any, root: Any, depth: int = MAX_REFERENCES) -> Iterator[dict[str, Any]]:
+def _parts(schema: Any, root: Any, looks: Iterator[int]) -> Iterator[dict[str, Any]]:
+    if next(looks, None) is None:
+        return
     given = resolved(schema, root)
     yield given
-    for each in given.get("allOf", ()) if depth else ():
-        yield from _parts(each, root, depth - 1)
+    for each in given.get("allOf", ()):
+        yield from _parts(each, root, looks)
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
