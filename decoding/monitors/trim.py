@@ -117,7 +117,9 @@ class TrimMonitor(Monitor):
         self._walk = ThinkingWalk(self._thinking, codec) if self._thinking is not None else None
         # An answer that is known to have no thinking is not watched for what might be one.
         self._cues_begin = self._thinking is not request.sequence.thinking or self._thinking is None
-        self._thinks = self._walk is not None and self._walk.thinks
+        # Of an end without a beginning the walk is inside from the start, and a cue says when there is thinking.
+        self._told = self._thinking is not None and bool(self._thinking.begin.text or params.thinking_start == "")
+        self._thinks = self._told and self._walk is not None and self._walk.thinks
         self._thought = ""  # text since the last cue
         self._partial = b""  # of a character
         self._thoughts = self._tokens = self._unsent = 0
@@ -140,7 +142,7 @@ class TrimMonitor(Monitor):
             fresh = max(len(self._thought) - len(added) - self._reach, 0)
             if self._walk is not None:
                 self._walk.feed(token.id)
-                self._thinks = self._thinks or self._walk.thinks
+                self._thinks = self._thinks or (self._told and self._walk.thinks)
                 if self._walk.ended:
                     self._done = True
                     return
@@ -162,7 +164,7 @@ class TrimMonitor(Monitor):
             return
         if self._cues_begin and not self._thinks:
             self._thinks = True
-            if self._thinking is not None:
+            if self._thinking is not None and self._told:
                 self._walk = ThinkingWalk(replace(self._thinking, start="inside"), self._codec)
         thought, self._thought = self._thought[:cut], self._thought[cut:]
         if thought.strip():
@@ -241,7 +243,7 @@ def _thinking_of(params: TrimParams, request: Request, codec: TextCodec) -> Thin
         marker if text is None else _marker(text, codec) for marker, text in zip(markers, (begin, end), strict=True)
     )
     tail = text_within(codec, request.sequence.tokens[-TAIL:])
-    start = "inside" if begin == "" else start_after(tail, first.text, last.text) if first.text else "closed"
+    start = start_after(tail, first.text, last.text) if first.text else "inside"
     return Thinking(first, last, start=start)
 
 

@@ -167,6 +167,16 @@ async def test_the_thinking_that_the_pool_knows_is_watched_and_nothing_else() ->
         assert any("given_up" in note for note in request.notes) == given_up, known
 
 
+async def test_with_an_end_alone_thinking_begins_at_a_cue() -> None:
+    for written, given_up in (("abcd", False), ("?abcd", True), ("?afcd", False)):
+        models = pool(
+            scripted("small", line("a")), scripted("large", lambda said, of=written: of[(len(said) - 1) % len(of)])
+        )
+        params = trim(cues=["?"], thinking_end="f", give_up_share=0.5)
+        _, _, request = await answer(models, "monitored", params, prompt="d", max_tokens=40)
+        assert any("given_up" in note for note in request.notes) == given_up, written
+
+
 @pytest.mark.parametrize("period", range(1, 33))
 def test_a_planted_loop_is_found_when_it_is_complete(period: int) -> None:
     repeats, least = 3, 12
