@@ -118,8 +118,8 @@ class TrimMonitor(Monitor):
         # An answer that is known to have no thinking is not watched for what might be one.
         self._cues_begin = self._thinking is not request.sequence.thinking or self._thinking is None
         # Of an end without a beginning the walk is inside from the start, and a cue says when there is thinking.
-        self._told = self._thinking is not None and bool(self._thinking.begin.text or params.thinking_start == "")
-        self._thinks = self._told and self._walk is not None and self._walk.thinks
+        self._has_begin = self._thinking is not None and bool(self._thinking.begin.text or params.thinking_start == "")
+        self._thinks = self._has_begin and self._walk is not None and self._walk.thinks
         self._thought = ""  # text since the last cue
         self._partial = b""  # of a character
         self._thoughts = self._tokens = self._unsent = 0
@@ -142,7 +142,7 @@ class TrimMonitor(Monitor):
             fresh = max(len(self._thought) - len(added) - self._reach, 0)
             if self._walk is not None:
                 self._walk.feed(token.id)
-                self._thinks = self._thinks or (self._told and self._walk.thinks)
+                self._thinks = self._thinks or (self._has_begin and self._walk.thinks)
                 if self._walk.ended:
                     self._done = True
                     return
@@ -164,7 +164,7 @@ class TrimMonitor(Monitor):
             return
         if self._cues_begin and not self._thinks:
             self._thinks = True
-            if self._thinking is not None and self._told:
+            if self._thinking is not None and self._has_begin:
                 self._walk = ThinkingWalk(replace(self._thinking, start="inside"), self._codec)
         thought, self._thought = self._thought[:cut], self._thought[cut:]
         if thought.strip():

@@ -169,9 +169,11 @@ async def test_the_thinking_that_the_pool_knows_is_watched_and_nothing_else() ->
 
 async def test_with_an_end_alone_thinking_begins_at_a_cue() -> None:
     for written, given_up in (("abcd", False), ("?abcd", True), ("?afcd", False)):
-        models = pool(
-            scripted("small", line("a")), scripted("large", lambda said, of=written: of[(len(said) - 1) % len(of)])
-        )
+
+        def script(said: str, written: str = written) -> str:
+            return written[(len(said) - 1) % len(written)]
+
+        models = pool(scripted("small", line("a")), scripted("large", script))
         params = trim(cues=["?"], thinking_end="f", give_up_share=0.5)
         _, _, request = await answer(models, "monitored", params, prompt="d", max_tokens=40)
         assert any("given_up" in note for note in request.notes) == given_up, written
