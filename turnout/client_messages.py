@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
+from pydantic import ValidationError
 
 from turnout.calls import (
     ChatMessage,
@@ -29,7 +30,7 @@ from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.part_choice import PartChoice
 from turnout.proto import generation_pb2 as pb
-from turnout.registry import validated
+from turnout.registry import explain, validated
 from turnout.structure import Structure
 from turnout.tools import Tool, ToolCall, ToolCallPart
 from turnout.types import FinishReason, TokenKind
@@ -141,6 +142,13 @@ def _tool(tool: Tool | Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "parameters": json.dumps(function.get("parameters") or {})}
 
 
+def _part(value: Any, field: str) -> PartChoice:
+    try:
+        return PartChoice.model_validate(value)
+    except ValidationError as error:
+        raise explain(error, field, PartChoice) from None
+
+
 def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     if name == "params":
         try:
@@ -162,8 +170,8 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     elif name in PLAIN_OPTIONS:
         _assign(name, request, {name: value})
     elif name == "processors":
-        for each in value:
-            choice = PartChoice.model_validate(each)
+        for place, each in enumerate(value):
+            choice = _part(each, f"processors.{place}")
             request.sampling.processors.add(name=choice.name).params.update(choice.params)
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value

@@ -89,6 +89,12 @@ def test_a_call_survives_the_wire() -> None:
         grpc_messages.generate_call(wire.generate_request("text", None, {"cache": "fast"}))  # type: ignore[typeddict-item]
 
 
+def test_a_malformed_processor_is_refused_by_its_place() -> None:
+    with pytest.raises(TurnoutError, match=r"^processors\.1\.name: ") as caught:
+        wire.generate_request("text", None, {"processors": ["xtc", {"chance": 0.5}]})
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
 def test_models_survive_the_wire() -> None:
     own = {"threshold": 0.5, "window": 3}
     ends: dict[str, Any] = {"ends": (EndToken(2, "</s>"), EndToken(7, "")), "ends_source": "config.json"}
