@@ -47,11 +47,13 @@ class Chain:
         before: those that act before structures and banned tokens.
         after: those that act after them, on rows that a token is drawn from.
         after_greedy: those of them that act on rows of which the best token is taken.
+        sampling: the parameters it was made of.
     """
 
-    __slots__ = ("after", "after_greedy", "before")
+    __slots__ = ("after", "after_greedy", "before", "sampling")
 
     def __init__(self, sampling: SamplingParams) -> None:
+        self.sampling = sampling
         links = [Link(part.stage, rank, part) for rank, part in enumerate(_flat(sampling))]
         links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling))]
         links.sort(key=lambda link: link.place)
@@ -89,8 +91,8 @@ def _flat(sampling: SamplingParams) -> Iterator[LogitsProcessor]:
 
 
 def chain_of(seq: Sequence) -> Chain:
-    """The sequence's chain; made once."""
-    if seq.chain is None:
+    """The sequence's chain; made once for its parameters, which a router may replace after it has read a row."""
+    if seq.chain is None or seq.chain.sampling is not seq.sampling:
         seq.chain = Chain(seq.sampling)
     return seq.chain
 

@@ -57,7 +57,7 @@ class Sequence:
     Attributes:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
-        chain: its logits processors, made at the first row read; forks make their own.
+        chain: its logits processors, made of `sampling` when a row is read; forks make their own.
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         thinking: how its thinking is found; None: it is not. Set by the creator.
         generated: the answer's tokens, with provenance.

@@ -98,6 +98,13 @@ def test_greedy_keeps_only_the_best_after_penalties():
     assert process(raw, rows).softmax(-1).tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
+def test_parameters_that_are_replaced_hold_from_the_next_row_on():
+    row, raw = history(temperature=2.0), logits(1)
+    assert torch.equal(process(raw, [row]), raw / 2.0)
+    row.seq.sampling = SamplingParams(temperature=0.5, top_k=1)  # as a router sets them that has read a row
+    assert process(raw, [row]).isfinite().sum() == 1
+
+
 def test_rows_of_a_batch_do_not_touch_each_other():
     raw = logits(rows=6, seed=3)
     rows = [
