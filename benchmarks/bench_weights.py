@@ -94,7 +94,7 @@ async def measure(options: argparse.Namespace) -> Report:
         "weights": lambda row: row.weights,
         "perplexity": lambda row: row.perplexity,
         "over bfloat16": lambda row: f"{row.ratio:.4f}",
-        "goal": lambda row: str(PERPLEXITY_GOALS.get(row.weights, "")),
+        "goal": lambda row: _goal(row.weights),
         "said at load": lambda row: row.said,
     }
     report.table("perplexity", qualities, columns)
@@ -108,18 +108,23 @@ async def _speeds(loaded: dict[Weights, Checkpoint], options: argparse.Namespace
     rows = []
     for requests in options.requests:
         prompts = random_prompts(models[BASE].vocab_size, requests, PROMPT)
-        sides = {kind: _side(kind, model, prompts, options.tokens) for kind, model in models.items()}
+        base = _side("bfloat16", models[BASE], prompts, options.tokens)
         for kind in PERPLEXITY_GOALS:
             case = {"weights": kind, "requests": requests}
-            rows.append(await compare(case, (sides[BASE], sides[kind]), options.rounds))
+            sides = (base, _side("integers", models[kind], prompts, options.tokens))
+            rows.append(await compare(case, sides, options.rounds))
     for model in models.values():
         await model.close()
     device.close()
     return rows
 
 
-def _side(kind: Weights, model: EngineModel, prompts: list[list[int]], tokens: int) -> Side[float]:
-    return Side(kind, lambda _: decode_speed(model, prompts, tokens))
+def _side(name: str, model: EngineModel, prompts: list[list[int]], tokens: int) -> Side[float]:
+    return Side(name, lambda _: decode_speed(model, prompts, tokens))
+
+
+def _goal(weights: str) -> str:
+    return "".join(f"at most {goal.value:g}" for kind, goal in PERPLEXITY_GOALS.items() if kind == weights)
 
 
 def _said(checkpoint: Checkpoint) -> str:
