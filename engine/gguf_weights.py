@@ -95,7 +95,7 @@ def gguf_state(folder: Path, dtype: torch.dtype, field: str) -> dict[str, LazyWe
         change, permuted = _change(stored_name, config), _is_permuted(stored_name, config["model_type"])
         for name, part in _places(stored_name, stored, config["model_type"], folder, field):
             make = partial(_dense, data[part.file], part, dtype, change)
-            integers = partial(_integers, data[part.file], part, change if permuted or change is None else None)
+            integers = partial(_integers, data[part.file], part, change if permuted else None)
             state[name] = LazyWeight(part.shape, dtype, make, lock, integers)
     return state
 

@@ -64,7 +64,8 @@ class Target:
             torch.set_num_threads(engine.threads)
         folder, device = model_path(settings), Device(settings.device)
         check_checkpoint(folder, "model")
-        checkpoint = load_checkpoint(folder, DTYPES[settings.dtype], device.torch_device, engine.kernels)
+        dtype = DTYPES[settings.dtype]
+        checkpoint = load_checkpoint(folder, dtype, device.torch_device, engine.kernels, weights=settings.weights)
         return cls(EngineModel(ROLE, checkpoint, settings, engine, device), TextTokenizer(folder), folder)
 
     async def close(self) -> None:
