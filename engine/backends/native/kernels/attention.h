@@ -180,20 +180,12 @@ class Attention {
     packer_.keys(tile, following, head, b.keys.data());
     for (Index panel = 0; panel * PANEL < tile.count; panel++)
       rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
-                          [&](Index row, Floats left, Floats right) {
-                            float* to = &b.scores[row * KEYS + panel * PANEL];
-                            store(to, left);
-                            store(to + LANES, right);
-                          });
+                          {&b.scores[panel * PANEL], KEYS, false});
     for (Index row = 0; row < rows; row++) weigh(b, first, row, seen_by[row / group_]);
     const Index pairs = packer_.values(tile, following, head, b.values.data(), KEYS / PER_UNIT<T>);
     for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
       rows_times_panel<T>(b.weights.data(), KEYS / PER_UNIT<T>, rows, &b.values[panel * KEYS / PER_UNIT<T> * PANEL],
-                          pairs, [&](Index row, Floats left, Floats right) {
-                            float* to = &b.sums[(first + row) * width_ + panel * PANEL];
-                            store(to, load(to) + left);
-                            store(to + LANES, load(to + LANES) + right);
-                          });
+                          pairs, {&b.sums[first * width_ + panel * PANEL], width_, true});
   }
 
   Tile<T> find(const Piece& piece, Index at) const {

@@ -92,9 +92,11 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
 }
 
 // sums[MR, PANEL] = quantized rows x panel.
-template <int BITS, Index OFFSET, int MR>
-void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix, float* sums) {
-  constexpr std::int32_t TAKEN = BITS == 8 ? BYTES_TAKEN : OFFSET == SYMMETRIC ? 8 : 0;
+template <int BITS, int MR>
+[[gnu::noinline]] void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix,
+                                       float* sums) {
+  const Index kind = matrix.offset;
+  const std::int32_t taken = BITS == 8 ? BYTES_TAKEN : kind == SYMMETRIC ? 8 : 0;
   const std::int8_t* rows[MR];
   Floats totals[MR][2];
   for (int r = 0; r < MR; r++) {
@@ -106,7 +108,7 @@ void integer_product(const std::int8_t* first, Index stride, const Unit* panel, 
     const Floats scale[2] = {load_small(scales), load_small(scales + LANES)};
     panel += PANEL / 2;
     Floats offset[2] = {zero(), zero()};
-    if constexpr (OFFSET != SYMMETRIC) {
+    if (kind != SYMMETRIC) {
       offset[0] = load_small(scales + PANEL);
       offset[1] = load_small(scales + PANEL + LANES);
       panel += PANEL / 2;
@@ -116,15 +118,15 @@ void integer_product(const std::int8_t* first, Index stride, const Unit* panel, 
     for (int r = 0; r < MR; r++) {
       std::memcpy(&known[r], rows[r], sizeof(RowGroup));
       rows[r] += sizeof(RowGroup);
-      whole[r][0] = whole[r][1] = TAKEN == 0 ? no_units() : fill_units(static_cast<Unit>(-TAKEN * known[r].sum));
+      whole[r][0] = whole[r][1] = fill_units(static_cast<Unit>(-taken * known[r].sum));
     }
     for (Index at = 0; at < matrix.group; at += GROUP) panel = add_products<BITS, MR>(panel, rows, at, whole);
     for (int r = 0; r < MR; r++) {
       for (int v = 0; v < 2; v++) {
         Floats dot = from_integers(whole[r][v]);
-        if (OFFSET == ZEROS) dot = fused(offset[v], fill(-static_cast<float>(known[r].sum)), dot);
+        if (kind == ZEROS) dot = fused(offset[v], fill(-static_cast<float>(known[r].sum)), dot);
         totals[r][v] = fused(dot, scale[v] * fill(known[r].scale), totals[r][v]);
-        if (OFFSET == MINIMUMS) totals[r][v] = fused(offset[v], fill(known[r].scaled_sum), totals[r][v]);
+        if (kind == MINIMUMS) totals[r][v] = fused(offset[v], fill(known[r].scaled_sum), totals[r][v]);
       }
       rows[r] += matrix.group;
     }
@@ -137,24 +139,17 @@ void integer_product(const std::int8_t* first, Index stride, const Unit* panel, 
 
 using IntegerProduct = void (*)(const std::int8_t*, Index, const Unit*, const Matrix&, float*);
 
-template <int BITS, Index OFFSET>
+template <int BITS>
 inline IntegerProduct product_of_rows(Index rows) {
   switch (rows) {
 #define CASE(MR) \
   case MR:       \
-    return integer_product<BITS, OFFSET, MR>;
+    return integer_product<BITS, MR>;
     CASE(1) CASE(2) CASE(4)
 #undef CASE
     default:
-      return integer_product<BITS, OFFSET, INTEGER_ROWS>;
+      return integer_product<BITS, INTEGER_ROWS>;
   }
-}
-
-template <int BITS>
-inline IntegerProduct product_of_bits(Index offset, Index rows) {
-  return offset == SYMMETRIC ? product_of_rows<BITS, SYMMETRIC>(rows)
-         : offset == ZEROS   ? product_of_rows<BITS, ZEROS>(rows)
-                             : product_of_rows<BITS, MINIMUMS>(rows);
 }
 
 // 32-bit units of one panel.
@@ -172,8 +167,7 @@ inline void rows_times_integers(const std::int8_t* rows, Index count, const Unit
   for (Index row = 0; row < count;) {
     Index size = INTEGER_ROWS;
     while (size > count - row) size /= 2;
-    const IntegerProduct product =
-        matrix.bits == 4 ? product_of_bits<4>(matrix.offset, size) : product_of_bits<8>(matrix.offset, size);
+    const IntegerProduct product = matrix.bits == 4 ? product_of_rows<4>(size) : product_of_rows<8>(size);
     product(rows + row * stride, stride, panel, matrix, sums);
     for (Index r = 0; r < size; r++) finish(row + r, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
     row += size;

@@ -12,9 +12,19 @@ namespace turnout {
 constexpr Index AHEAD = 64 * PANEL;  // how far ahead, in units, a panel is fetched
 constexpr Index CHUNK = 20 * ROWS;  // rows whose A stays in the second-level cache while panels pass
 
-// sums[row][vector] = A[MR rows, units] x panel[units, PANEL], or += when `accumulate` is given.
-template <typename T, int MR, typename Finish>
-inline void product(const Unit* a, Index row_stride, const Unit* panel, Index units, Finish finish) {
+// Where the sums of rows go: PANEL floats for each.
+struct Sums {
+  float* to;
+  Index stride;
+  bool added;  // to what is there
+
+  Sums from(Index row) const { return {to + row * stride, stride, added}; }
+};
+
+// out[MR, PANEL] = A[MR rows, units] x panel[units, PANEL]. Compiled once for each MR, not for each use of the sums:
+// that would be most of the time that the kernels take to compile.
+template <typename T, int MR>
+[[gnu::noinline]] void product(const Unit* a, Index row_stride, const Unit* panel, Index units, const Sums& out) {
   constexpr int UNROLL = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
   Floats sums[UNROLL][MR][2];
   for (int u = 0; u < UNROLL; u++)
@@ -49,23 +59,27 @@ inline void product(const Unit* a, Index row_stride, const Unit* panel, Index un
       sums[0][r][0] = sums[0][r][0] + sums[u][r][0];
       sums[0][r][1] = sums[0][r][1] + sums[u][r][1];
     }
-    finish(r, sums[0][r][0], sums[0][r][1]);
+    float* to = out.to + r * out.stride;
+    if (out.added) {
+      sums[0][r][0] = load(to) + sums[0][r][0];
+      sums[0][r][1] = load(to + LANES) + sums[0][r][1];
+    }
+    store(to, sums[0][r][0]);
+    store(to + LANES, sums[0][r][1]);
   }
 }
 
-// Any number of rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's sums.
-template <typename T, typename Finish>
-inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units,
-                             Finish finish) {
+// Any number of rows, in blocks of nearly equal size.
+template <typename T>
+inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units, Sums out) {
   const Index blocks = (rows + ROWS - 1) / ROWS;
   for (Index block = 0; block < blocks; block++) {
     const Range range = share(rows, static_cast<int>(block), static_cast<int>(blocks));
     const Unit* from = a + range.begin * row_stride;
-    const auto shifted = [&](int r, Floats left, Floats right) { finish(range.begin + r, left, right); };
     switch (range.end - range.begin) {
-#define CASE(MR) \
-  case MR:       \
-    product<T, MR>(from, row_stride, panel, units, shifted); \
+#define CASE(MR)                                                                                        \
+  case MR:                                                                                              \
+    if constexpr (MR <= ROWS) product<T, MR>(from, row_stride, panel, units, out.from(range.begin)); \
     break;
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
@@ -87,6 +101,7 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
       quantize_row(a + row * row_stride, matrix.width, matrix.group, worker.quantized + row * quantized);
     worker.barrier();
   }
+  alignas(64) float sums[ROWS * PANEL];
   for (Index piece = mine.begin; piece < mine.end; piece++) {
     const Index panel = piece % panels;
     const Range range = share(rows, static_cast<int>(piece / panels), static_cast<int>(chunks));
@@ -99,12 +114,21 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
     const auto biased = [&](Index row, Floats left, Floats right) {
       finish(range.begin + row, panel, left + left_bias, right + right_bias);
     };
-    if (matrix.bits > 0)
+    if (matrix.bits > 0) {
       rows_times_integers(worker.quantized + range.begin * quantized, range.end - range.begin,
                           matrix.panels + panel * integer_panel_size(matrix), matrix, biased);
-    else
-      rows_times_panel<T>(reinterpret_cast<const Unit*>(a + range.begin * row_stride), row_stride / PER_UNIT<T>,
-                          range.end - range.begin, matrix.panels + panel * matrix.units * PANEL, matrix.units, biased);
+      continue;
+    }
+    const Unit* from = reinterpret_cast<const Unit*>(a + range.begin * row_stride);
+    const Index stride = row_stride / PER_UNIT<T>, count = range.end - range.begin, blocks = (count + ROWS - 1) / ROWS;
+    for (Index block = 0; block < blocks; block++) {
+      const Range own = share(count, static_cast<int>(block), static_cast<int>(blocks));
+      rows_times_panel<T>(from + own.begin * stride, stride, own.end - own.begin,
+                          matrix.panels + panel * matrix.units * PANEL, matrix.units, {sums, PANEL, false});
+      const float* row_sums = sums;
+      for (Index row = own.begin; row < own.end; row++, row_sums += PANEL)
+        biased(row, load(row_sums), load(row_sums + LANES));
+    }
   }
 }
 

@@ -209,22 +209,14 @@ class SharedPrefixes {
   void score(const Unit* query, Index rows, Index count) const {
     for (Index panel = 0; panel * PANEL < count; panel++)
       rows_times_panel<T>(query, units_, rows, &buffers_.keys[panel * units_ * PANEL], units_,
-                          [&](Index row, Floats left, Floats right) {
-                            float* to = &buffers_.scores[row * STRETCH + panel * PANEL];
-                            store(to, left);
-                            store(to + LANES, right);
-                          });
+                          {&buffers_.scores[panel * PANEL], STRETCH, false});
   }
 
   void add(const Progress& progress, Index rows, Index packed) const {
     constexpr Index stride = STRETCH / PER_UNIT<T>;
     for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
       rows_times_panel<T>(buffers_.weights.data(), stride, rows, &buffers_.values[panel * stride * PANEL], packed,
-                          [&](Index row, Floats left, Floats right) {
-                            float* to = progress.sums + row * width_ + panel * PANEL;
-                            store(to, load(to) + left);
-                            store(to + LANES, load(to + LANES) + right);
-                          });
+                          {progress.sums + panel * PANEL, width_, true});
   }
 
   // One row's scores become weights; WHOLE: as many as a stretch has. Here the reference counts in powers of two.
