@@ -25,14 +25,18 @@ async def timed() -> Any:
     model, _ = twins(llama_config(60, hidden_size=32, pad_token_id=0), seed=4, token_budget=8, max_slowdown=100)
     model.batcher.times = TIMES
     steps: list[list[int]] = []
-    original = model.batcher._forwards.run
+    original, forward = model.batcher._forwards.run, model.batcher.runner.run
 
     async def run(feeds: Any, *args: Any) -> Any:
-        steps.append(sorted(len(feed.tokens) for feed in feeds))
         outcomes, _ = await original(feeds, *args)
         return outcomes, TIMES.of(feeds)
 
+    def noted(feeds: Any) -> Any:
+        steps.append(sorted(len(feed.tokens) for feed in feeds))
+        return forward(feeds)
+
     model.batcher._forwards.run = run  # type: ignore[method-assign]
+    model.batcher.runner.run = noted  # type: ignore[method-assign]
     yield model, steps
     await model.close()
 
