@@ -166,10 +166,10 @@ async def test_several_answers_move_with_one_prompt(pool: LocalPool, other: Loca
 
 
 async def test_an_answer_that_ended_stays_with_its_client(pool: LocalPool, other: LocalPool) -> None:
-    seeds = call_of(PROMPT, "plain", n=2, **SAMPLED)
-    whole = await answer(pool, seeds)
+    sampled = {**SAMPLED, "max_tokens": 160}  # several runs of steps: the second one cannot end before the pool is left
+    whole = await answer(pool, call_of(PROMPT, "plain", n=2, **sampled))
     ends = next(t.id for t in whole.answers[0][2:9] if t.id not in {other.id for other in whole.answers[1]})
-    call = call_of(PROMPT, "plain", n=2, **SAMPLED, stop_token_ids=(ends,))
+    call = call_of(PROMPT, "plain", n=2, **sampled, stop_token_ids=(ends,))
     whole = await answer(pool, call)
     client, moved = Client.of(call), None
     try:
