@@ -245,11 +245,11 @@ class Batcher:
 
     def _take(self, run: TokenRun) -> None:
         """Hand out what has come out of a run; it may go on meanwhile."""
-        run.take()
+        run.take(self.name, self.num_parameters)
 
     def _enter(self, run: TokenRun) -> None:
         """Enter into the caches what a run has computed, and finish the operations that get no more of it."""
-        run.enter(self.name, self.num_parameters)
+        run.enter()
         ended = run.ended
         for place, work in enumerate(run.works):
             if place in run.faults:

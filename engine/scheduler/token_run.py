@@ -90,8 +90,13 @@ class TokenRun:
                 self._wake_at = sys.maxsize
                 wake()
 
-    def take(self) -> None:
-        """Hand out what has come; called on the event loop."""
+    def take(self, name: str, num_parameters: int) -> None:
+        """Hand out what has come, and meter it; called on the event loop.
+
+        Args:
+            name: of the model.
+            num_parameters: of the model.
+        """
         came = self._rows[self._taken :]
         if not came:
             return
@@ -99,10 +104,13 @@ class TokenRun:
         plain = [rows.tokens for rows in came if isinstance(rows, TokenRows)]
         columns = list(zip(*plain, strict=True)) if len(plain) == len(came) else None
         for place in list(self._open):
+            before = self.fed[place]
             try:
                 continues = self._take(place, came, None if columns is None else list(columns[place]))
             except Exception as error:
                 self.faults[place], continues = error, False
+            # At once: an answer that is given up while later forwards run has been charged for what it got.
+            meter_tokens(self.works[place], self.fed[place] - before, name, num_parameters)
             if not continues:
                 self._open.remove(place)
                 self._stops = True
@@ -133,18 +141,12 @@ class TokenRun:
         due = min([loop.num_before_due for loop in self._loops]) if self._streams else self._most
         self._limit, self._wake_at = self._most, self._taken + due
 
-    def enter(self, name: str, num_parameters: int) -> None:
-        """Enter what was handed out into the caches and meters, and give back slots that were not needed.
-
-        Args:
-            name: of the model.
-            num_parameters: of the model.
-        """
+    def enter(self) -> None:
+        """Enter what was handed out into the caches, and give back slots that were not needed."""
         for work, fed in zip(self.works, self.fed, strict=True):
             table, start = work.table, len(work.table.tokens)
             if fed:
                 table.filled(table.seq.tokens[start : start + fed])
-                meter_tokens(work, fed, name, num_parameters)
             table.trim(len(table.tokens))
 
     @property
