@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
@@ -79,12 +81,23 @@ async def test_blocks_of_a_prompt_in_the_making_are_promised() -> None:
 async def test_a_shared_prefix_counts_once() -> None:
     model = small(8 + 2 * ROOM_BLOCKS + 2)
     first = sequence(32, 10, max_tokens=20)
+    original, queued = model.batcher.runner.run, threading.Event()
+
+    def run(feeds: Any) -> Any:
+        assert not first.generated or queued.wait(60)  # its decode steps would not wait for the second one
+        return original(feeds)
+
+    model.batcher.runner.run = run  # type: ignore[method-assign]
     running = asyncio.create_task(finish(model, first))
     while not first.generated:
         await asyncio.sleep(0)
     sampling, sharing = SamplingParams(temperature=0.0), Sharing.private("a")
     second = Sequence([*first.tokens[:32], 9], sampling, seed=0, sharing=sharing, tenant="a")
-    await model.extend(second)
+    reading = asyncio.create_task(model.extend(second))
+    while model.batcher.num_waiting < 2:
+        await asyncio.sleep(0)
+    queued.set()
+    await reading
     assert not running.done()
     assert processed(second) == 1
     model.release(second)

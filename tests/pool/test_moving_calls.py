@@ -166,9 +166,11 @@ async def test_several_answers_move_with_one_prompt(pool: LocalPool, other: Loca
 
 
 async def test_an_answer_that_ended_stays_with_its_client(pool: LocalPool, other: LocalPool) -> None:
-    sampled = {**SAMPLED, "max_tokens": 160}  # several runs of steps: the second one cannot end before the pool is left
+    # The first answer ends after several runs of steps, so that the second one has begun, and has several to come.
+    sampled = {**SAMPLED, "max_tokens": 240}
     whole = await answer(pool, call_of(PROMPT, "plain", n=2, **sampled))
-    ends = next(t.id for t in whole.answers[0][2:9] if t.id not in {other.id for other in whole.answers[1]})
+    first, second = ([token.id for token in tokens] for tokens in whole.answers)
+    ends = next(token for token in first[64:160] if token not in {*first[:64], *second})
     call = call_of(PROMPT, "plain", n=2, **sampled, stop_token_ids=(ends,))
     whole = await answer(pool, call)
     client, moved = Client.of(call), None
