@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,6 +21,11 @@ from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams
 
+# Of `SamplingParams`: all that a chain depends on.
+FIELDS = (
+    *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("temperature", "top_k", "top_p", "min_p", "processors"),
+)
 OWN = 100  # ranks of the request's own processors in a stage; those of the API's flat fields are before
 
 
@@ -44,22 +50,29 @@ class Chain:
         sampling: parameters of the request.
 
     Attributes:
+        sampling: the parameters, or others that ask for the same processors.
         before: those that act before structures and banned tokens.
         after: those that act after them, on rows that a token is drawn from.
         after_greedy: those of them that act on rows of which the best token is taken.
         sampling: the parameters it was made of.
     """
 
-    __slots__ = ("after", "after_greedy", "before", "sampling")
+    __slots__ = ("_asked", "after", "after_greedy", "before", "sampling")
 
     def __init__(self, sampling: SamplingParams) -> None:
-        self.sampling = sampling
-        links = [Link(part.stage, rank, part) for rank, part in enumerate(_flat(sampling))]
+        self.sampling, self._asked = sampling, _asked(sampling)
+        links = [Link(part.stage, rank, part) for rank, part in _flat(sampling)]
         links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling))]
         links.sort(key=lambda link: link.place)
         self.before = tuple(link for link in links if link.stage < Stage.TEMPERATURE)
         self.after = tuple(link for link in links if link.stage >= Stage.TEMPERATURE)
         self.after_greedy = tuple(link for link in self.after if not link.part.keeps_best)
+
+    def fits(self, sampling: SamplingParams) -> bool:
+        """Whether other parameters ask for the same processors; they are then its own."""
+        if fits := _asked(sampling) == self._asked:
+            self.sampling = sampling
+        return fits
 
 
 def own_processors(sampling: SamplingParams) -> list[LogitsProcessor]:
@@ -71,30 +84,38 @@ def own_processors(sampling: SamplingParams) -> list[LogitsProcessor]:
     return [choice.make(PACKAGE, f"processors.{place}") for place, choice in enumerate(sampling.processors)]
 
 
-def _flat(sampling: SamplingParams) -> Iterator[LogitsProcessor]:
-    """Processors that the API's flat fields ask for, in their documented order."""
+def _asked(sampling: SamplingParams) -> tuple[Any, ...]:
+    return tuple(getattr(sampling, name) for name in FIELDS)
+
+
+def _flat(sampling: SamplingParams) -> Iterator[tuple[int, LogitsProcessor]]:
+    """Processors that the API's flat fields ask for, each with its rank, in their documented order.
+
+    A field's rank is the same whatever else is asked for, so that rows of different requests are processed together.
+    """
     if sampling.logit_bias:
-        yield LogitBias(LogitBias.Params(bias=sampling.logit_bias))
+        yield 0, LogitBias(LogitBias.Params(bias=sampling.logit_bias))
     if sampling.repetition_penalty != 1.0:
-        yield RepetitionPenalty(RepetitionPenalty.Params(penalty=sampling.repetition_penalty))
+        yield 1, RepetitionPenalty(RepetitionPenalty.Params(penalty=sampling.repetition_penalty))
     if sampling.presence_penalty or sampling.frequency_penalty:
         presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
-        yield CountPenalties(CountPenalties.Params(presence=presence, frequency=frequency))
+        yield 2, CountPenalties(CountPenalties.Params(presence=presence, frequency=frequency))
     if sampling.temperature not in (0.0, 1.0):
-        yield Temperature(Temperature.Params(temperature=sampling.temperature))
+        yield 3, Temperature(Temperature.Params(temperature=sampling.temperature))
     if sampling.top_k:
-        yield TopK(TopK.Params(k=sampling.top_k))
+        yield 4, TopK(TopK.Params(k=sampling.top_k))
     if sampling.top_p < 1.0:
-        yield TopP(TopP.Params(p=sampling.top_p))
+        yield 5, TopP(TopP.Params(p=sampling.top_p))
     if sampling.min_p:
-        yield MinP(MinP.Params(p=sampling.min_p))
+        yield 6, MinP(MinP.Params(p=sampling.min_p))
 
 
 def chain_of(seq: Sequence) -> Chain:
-    """The sequence's chain; made once for its parameters, which a router may replace after it has read a row."""
-    if seq.chain is None or seq.chain.sampling is not seq.sampling:
-        seq.chain = Chain(seq.sampling)
-    return seq.chain
+    """The sequence's chain; made once, and again where other processors are asked for since."""
+    chain = seq.chain
+    if chain is None or (chain.sampling is not seq.sampling and not chain.fits(seq.sampling)):
+        chain = seq.chain = Chain(seq.sampling)
+    return chain
 
 
 def apply(
@@ -103,7 +124,7 @@ def apply(
     """Apply to each row its links, in their order.
 
     Args:
-        logits: float32 [rows, vocab]; not modified.
+        logits: float32 [rows, vocab]; modified, unless they are `raw` itself.
         raw: float32 [rows, vocab], before any processor.
         contexts: of the rows.
         links: of the rows.
@@ -124,5 +145,6 @@ def apply(
         else:
             places = torch.tensor(rows, device=logits.device)
             batch = Batch([contexts[row] for row in rows], raw, places)
-            logits = logits.index_copy(0, places, cls.apply(logits[places], parts, batch))
+            made = cls.apply(logits[places], parts, batch)
+            logits = logits.index_copy(0, places, made) if logits is raw else logits.index_copy_(0, places, made)
     return logits

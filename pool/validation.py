@@ -155,7 +155,7 @@ class RequestValidator:
             ids = bad_word_ids(sampling.bad_words, self.tokenizer)
             sampling = sampling.model_copy(update={"bad_word_ids": ids})
         if sampling.processors:
-            sampling = with_processors(sampling, self.tokenizer)
+            sampling = with_processors(sampling, self.tokenizer, self.vocab_size)
         call = replace(call, sampling=sampling)
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from turnout.calls import (
     ChatMessage,
@@ -172,7 +173,7 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     elif name == "processors":
         for place, each in enumerate(value):
             choice = _part(each, f"processors.{place}")
-            request.sampling.processors.add(name=choice.name).params.update(choice.params)
+            request.sampling.processors.add(name=choice.name).params.update(to_jsonable_python(choice.params))
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 
-from decoding.processors.base import NEG_INF
+from decoding.processors.base import NEG_INF, Batch
 from decoding.row_context import RowContext
 
 
@@ -23,6 +26,7 @@ class Continuations:
         self.order = order
         self._counts: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
         self._read = 0
+        self._reading = threading.Lock()  # models on several devices read rows of one sequence
 
     def at(self, context: RowContext) -> list[dict[int, int]]:
         """Counts of what followed the row's last 0, 1, ..., order - 1 tokens; {} where the text is shorter.
@@ -30,7 +34,8 @@ class Continuations:
         The dicts are not to be modified.
         """
         tokens = context.seq.tokens
-        self._read_until(tokens)
+        with self._reading:
+            self._read_until(tokens)
         recent = [*tokens[max(0, len(tokens) - self.order + 1) :], *context.path]
         found: list[dict[int, int]] = []
         for size in range(self.order):
@@ -63,14 +68,39 @@ class Continuations:
         return counts
 
 
-def rerank(logits: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-    """Rows in which candidates have new scores and other tokens are excluded.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The most probable tokens of each row, as many as it asks for; of equally probable ones, the first.
 
-    Args:
-        logits: float32 [rows, vocab].
-        candidates: int64 [rows, k].
-        scores: float32 [rows, k].
-        active: bool [rows, 1]; other rows are left as they are.
+    Attributes:
+        tokens: of each row, ascending.
+        probs: float32 [n], the probabilities of all of them, row by row.
     """
-    scores = scores.masked_fill(~logits.gather(-1, candidates).isfinite(), NEG_INF)
-    return torch.where(active, torch.full_like(logits, NEG_INF).scatter(-1, candidates, scores), logits)
+
+    tokens: list[list[int]]
+    probs: torch.Tensor
+    _places: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, sizes: Rows[int], batch: Batch) -> Candidates:
+        """Of rows [rows, vocab], `sizes` of each; excluded tokens are none."""
+        probs = logits.softmax(-1)
+        vocab = probs.shape[-1]
+        wanted = batch.tensor([min(size, vocab) for size in sizes], torch.int64)
+        last = probs.topk(min(max(sizes), vocab), dim=-1).values.gather(-1, wanted - 1)
+        kept, equal = probs > last, probs == last
+        # Not as `topk` picks among equal ones: that depends on how many other rows ask for.
+        equal &= equal.cumsum(-1) <= wanted - kept.sum(-1, keepdim=True)
+        kept = (kept | equal) & logits.isfinite()
+        rows, tokens = kept.nonzero(as_tuple=True)
+        counts = kept.sum(-1).tolist()
+        return cls([each.tolist() for each in tokens.cpu().split(counts)], probs[rows, tokens], (rows, tokens))
+
+    def of_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """A value a row, [rows, 1], at its candidates: [n]."""
+        return values[:, 0][self._places[0]]
+
+    def rerank(self, logits: torch.Tensor, scores: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """Where a row is `active`, [rows, 1]: candidates get scores, float32 [n], other tokens are excluded."""
+        ranked = torch.full_like(logits, NEG_INF).index_put(self._places, scores)
+        return torch.where(active, ranked, logits)

@@ -7,7 +7,7 @@ sequence's tokens, the hypothetical tokens after them and the row alone, so draf
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from enum import IntEnum
@@ -90,6 +90,11 @@ class LogitsProcessor(Part):
         return params
 
     @classmethod
+    def token_ids(cls, params: Any) -> Iterable[int]:
+        """Ids that parameters of this class name; a request must not name any that the vocabulary lacks."""
+        return ()
+
+    @classmethod
     @abstractmethod
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """Process rows of different requests.
@@ -103,6 +108,19 @@ class LogitsProcessor(Part):
         Returns:
             float32 [rows, vocab]; at least one token of each row is finite.
         """
+
+
+def row_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums of rows, [rows, vocab] -> [rows, 1], bit for bit the same in every batch.
+
+    `torch.sum` adds in an order that depends on the number of rows and of threads; halves are added element by element.
+    """
+    while (size := values.shape[-1]) > 1:
+        half = (size + 1) // 2
+        front = values[:, :half].clone()
+        front[:, : size - half] += values[:, half:]
+        values = front
+    return values
 
 
 def keep(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

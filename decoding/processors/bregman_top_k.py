@@ -69,17 +69,22 @@ class Problem:
 
     def __init__(self, best: torch.Tensor, whole: torch.Tensor, params: BregmanTopKParams) -> None:
         self._best, self._params = best[best > 0], params
-        alpha = params.alpha
+        self._tail = self._cut(whole).sum()
+        self._spared = self._cut(self._best).cumsum(0)
+
+    def _cut(self, probs: torch.Tensor) -> torch.Tensor:
+        """What each token adds to the divergence where it is left out; KL's is in the term of the kept mass."""
+        alpha = self._params.alpha
         if alpha == 1.0:
-            tail = torch.zeros_like(whole)  # KL of what is left out is in the term of the kept mass
-        else:
-            tail = whole**alpha / (alpha if params.form == "primal" else alpha * (alpha - 1))
-        self._tail = tail.sum()
-        self._spared = tail.sort(descending=True).values[: len(self._best)].cumsum(0)
+            return torch.zeros_like(probs)
+        return probs**alpha / (alpha if self._params.form == "primal" else alpha * (alpha - 1))
 
     def best_size(self) -> int:
         """The number of tokens of least cost; of equal ones the least."""
-        low, high = 1, len(self._best)
+        most = len(self._best)
+        low = high = 1
+        while high < most and self.cost(high + 1) < self.cost(high):  # few are kept in most rows
+            low, high = high + 1, min(2 * high, most)
         while low < high:
             middle = (low + high) // 2
             if self.cost(middle + 1) < self.cost(middle):

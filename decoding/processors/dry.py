@@ -80,13 +80,14 @@ class Dry(LogitsProcessor):
         longest: dict[int, int] = {}
         for place in (*self._places.get(tokens[last], ()), *in_path):
             if begin <= place < last:
-                length = self._match(tokens, place, begin)
                 follower = tokens[place + 1]
-                longest[follower] = max(longest.get(follower, 0), length)
+                known = longest.get(follower, 0)
+                if known < LONGEST and follower not in self._breakers:
+                    longest[follower] = max(known, self._match(tokens, place, begin))
         return {
             token: min(asked.multiplier * asked.base ** (length - asked.allowed_length), MOST)
             for token, length in longest.items()
-            if length >= asked.allowed_length and token not in self._breakers
+            if length >= asked.allowed_length
         }
 
     def _match(self, tokens: list[int], place: int, begin: int) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, keep
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep, row_sums
 from turnout.registry import MethodParams
 
 
@@ -32,7 +32,7 @@ class EtaCutoff(LogitsProcessor):
         """See `LogitsProcessor.apply`."""
         epsilon = batch.tensor([part.params.epsilon for part in parts])
         probs = logits.softmax(-1)
-        entropy = torch.special.entr(probs).sum(-1, keepdim=True)
+        entropy = row_sums(torch.special.entr(probs))
         return keep(logits, probs >= torch.minimum(epsilon, epsilon.sqrt() * (-entropy).exp()))
 
 

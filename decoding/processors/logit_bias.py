@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, FiniteFloat
@@ -31,6 +32,12 @@ class LogitBias(LogitsProcessor):
     params: LogitBiasParams
     stage = Stage.BIAS
     off: ClassVar = {"bias": {}}
+
+    @classmethod
+    def token_ids(cls, params: Any) -> Iterable[int]:
+        """See `LogitsProcessor.token_ids`."""
+        ids: Iterable[int] = params.bias
+        return ids
 
     @classmethod
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:

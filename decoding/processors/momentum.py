@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors._own_text import Continuations, rerank
+from decoding.processors._own_text import Candidates, Continuations
 from decoding.processors.base import Batch, LogitsProcessor, Stage
 from decoding.row_context import RowContext
 from turnout.registry import MethodParams
@@ -51,15 +51,14 @@ class Momentum(LogitsProcessor):
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """See `LogitsProcessor.apply`."""
         alpha = batch.tensor([part.params.alpha for part in parts])
-        size = min(max(part.params.k for part in parts), logits.shape[-1])
-        top = logits.softmax(-1).topk(size, dim=-1)
+        top = Candidates.of(logits, [part.params.k for part in parts], batch)
         resistance = [
-            [part.params.resistance[depth] for depth in part.depths(context, tokens)]
-            for part, context, tokens in zip(parts, batch.contexts, top.indices.tolist(), strict=True)
+            part.params.resistance[depth]
+            for part, context, tokens in zip(parts, batch.contexts, top.tokens, strict=True)
+            for depth in part.depths(context, tokens)
         ]
-        scores = top.values - alpha * torch.tensor(resistance, device=logits.device)
-        among = torch.arange(size, device=logits.device) < batch.tensor([part.params.k for part in parts])
-        return rerank(logits, top.indices, scores.masked_fill(~among, -torch.inf), alpha > 0)
+        scores = top.probs - top.of_rows(alpha) * torch.tensor(resistance, device=logits.device)
+        return top.rerank(logits, scores, alpha > 0)
 
     def depths(self, context: RowContext, tokens: list[int]) -> list[int]:
         """r of each of the tokens at a row."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
+from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage, row_sums
 from turnout.registry import MethodParams
 
 
@@ -35,7 +35,7 @@ class TailFree(LogitsProcessor):
         limits = batch.tensor([part.params.z for part in parts])
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         bend = ordered.softmax(-1).diff(dim=-1).diff(dim=-1).abs()
-        total = bend.sum(-1, keepdim=True)
+        total = row_sums(bend)
         share = torch.where(total > 1e-6, bend / total, 1.0 / bend.shape[-1]).cumsum(-1)
         # The token after a place where more than z is used up is the first one that goes; the best one stays.
         used = torch.nn.functional.pad(share[:, 1:] > limits, (1, 2))

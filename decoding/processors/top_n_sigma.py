@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, keep
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep, row_sums
 from turnout.registry import MethodParams
 
 
@@ -33,8 +33,8 @@ class TopNSigma(LogitsProcessor):
         n = batch.tensor([part.params.n for part in parts])
         finite = logits.isfinite()
         count = finite.sum(-1, keepdim=True)
-        mean = logits.where(finite, 0.0).sum(-1, keepdim=True) / count
-        spread = ((logits - mean).where(finite, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
+        mean = row_sums(logits.where(finite, 0.0)) / count
+        spread = (row_sums((logits - mean).where(finite, 0.0).square()) / count).sqrt()
         return keep(logits, (logits >= logits.amax(-1, keepdim=True) - n * spread) | (n == 0))
 
 

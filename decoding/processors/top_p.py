@@ -45,7 +45,8 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     Few are enough in most rows, so few are sorted at first. How many are depends on the batch, what is kept does not.
     """
     vocab = logits.shape[-1]
-    whole = logits.logsumexp(-1, keepdim=True)
+    # Not by `logsumexp`, whose last bits depend on the number of rows.
+    whole = logits.amax(-1, keepdim=True) - logits.log_softmax(-1).amax(-1, keepdim=True)
     size = min(SORTED, vocab)
     while True:
         values = logits.topk(size, dim=-1).values

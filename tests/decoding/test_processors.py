@@ -225,3 +225,23 @@ def test_listed_processors_act_in_their_order_within_a_stage() -> None:
     other = choice_scores(raw, [row({"name": "top_p", "p": 0.5}, {"name": "top_k", "k": 2})])
     assert int(one.isfinite().sum()) == 1
     assert int(other.isfinite().sum()) == 2
+
+
+def test_a_search_has_the_first_of_equal_candidates_whatever_other_rows_ask_for() -> None:
+    raw = torch.zeros((2, 3000))
+    for name in ("fsd", "momentum"):
+        few, many = ({"name": name, "k": k} for k in (4, 100))
+        made = choice_scores(raw, [row(few, temperature=0.0), row(many, temperature=0.0)])
+        assert made[0].isfinite().nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+        assert torch.equal(choice_scores(raw[:1], [row(few, temperature=0.0)])[0], made[0])
+
+
+def test_parameters_of_a_sequence_that_are_replaced_hold_from_then_on() -> None:
+    raw, context = logits(1), row({"name": "top_k", "k": 3})
+    assert int(choice_scores(raw, [context]).isfinite().sum()) == 3
+    chain = context.seq.chain
+    context.seq.sampling = context.seq.sampling.model_copy(update={"logprobs": 2})
+    choice_scores(raw, [context])
+    assert context.seq.chain is chain  # what it knows of the text stays
+    context.seq.sampling = context.seq.sampling.model_copy(update={"processors": ()})
+    assert torch.equal(choice_scores(raw, [context]), raw)

@@ -140,4 +140,32 @@ FAULTS: tuple[Fault, ...] = (
         "from ray.serve.handle import DeploymentHandle\nimport torch\n",
         ("tests/deployments/test_app.py", "-k", "test_front_ends_do_not_import_torch"),
     ),
+    Fault(
+        "a context that a token never followed takes a share in FSD",
+        "decoding/processors/fsd.py",
+        "            if not count:\n                continue\n",
+        "",
+        ("tests/decoding/test_processors.py", "-k", "test_fsd_weighs"),
+    ),
+    Fault(
+        "tokens of a draft are not counted",
+        "decoding/processors/_counts.py",
+        "    for token in context.path:\n",
+        "    for token in context.path[1:]:\n",
+        ("tests/conformance/test_processors.py", "-k", "test_hypothetical_tokens_count and penalties"),
+    ),
+    Fault(
+        "listed processors act in the order of their names",
+        "decoding/processor_chain.py",
+        "return self.stage, self.rank, self.part.name",
+        "return self.stage, min(self.rank, OWN), self.part.name",
+        ("tests/decoding/test_processors.py", "-k", "test_listed_processors_act_in_their_order"),
+    ),
+    Fault(
+        "sums of rows depend on the batch",
+        "decoding/processors/dynamic_temperature.py",
+        "entropy = row_sums(torch.special.entr(logits.softmax(-1)))",
+        "entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)",
+        ("tests/conformance/test_processors.py", "-k", "test_long_rows and dynamic_temperature"),
+    ),
 )

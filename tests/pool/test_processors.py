@@ -20,6 +20,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [
         (["eta_cutof"], "processors.0", "eta_cutoff"),
         (["xtc", {"name": "top_p", "p": 1.5}], "processors.1.p", "less than or equal to 1"),
+        ([{"name": "logit_bias", "bias": {"-1": 1.0}}], "processors.0", "token id -1; allowed: 0 to"),
+        ([{"name": "logit_bias", "bias": {"99999999": 1.0}}], "processors.0", "token id 99999999; allowed"),
         ([{"name": "top_p", "q": 0.5}], "processors.0.q", "allowed here: p"),
         (["fsd"], "processors.0", "needs temperature 0 (got 0.9)"),
         ([{"name": "dynamic_temperature", "low": 2.0}], "processors.0.low", "at most high"),
