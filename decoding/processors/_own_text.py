@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -93,8 +94,9 @@ class Candidates:
         equal &= equal.cumsum(-1) <= wanted - kept.sum(-1, keepdim=True)
         kept = (kept | equal) & logits.isfinite()
         rows, tokens = kept.nonzero(as_tuple=True)
-        counts = kept.sum(-1).tolist()
-        return cls([each.tolist() for each in tokens.cpu().split(counts)], probs[rows, tokens], (rows, tokens))
+        flat = iter(tokens.tolist())
+        by_row = [list(islice(flat, count)) for count in kept.sum(-1).tolist()]
+        return cls(by_row, probs[rows, tokens], (rows, tokens))
 
     def of_rows(self, values: torch.Tensor) -> torch.Tensor:
         """A value a row, [rows, 1], at its candidates: [n]."""
