@@ -161,11 +161,4 @@ FAULTS: tuple[Fault, ...] = (
         "return self.stage, min(self.rank, OWN), self.part.name",
         ("tests/decoding/test_processors.py", "-k", "test_listed_processors_act_in_their_order"),
     ),
-    Fault(
-        "sums of rows depend on the batch",
-        "decoding/processors/dynamic_temperature.py",
-        "entropy = row_sums(torch.special.entr(logits.softmax(-1)))",
-        "entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)",
-        ("tests/conformance/test_processors.py", "-k", "test_long_rows and dynamic_temperature"),
-    ),
 )
