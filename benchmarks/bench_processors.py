@@ -1,7 +1,7 @@
-"""Logits processors: what a chain of them costs beside a step of the real model, and what the searches do to loops.
+"""Logits processors: what a chain of them costs next to a step of the real model, and what the searches do to loops.
 
 The cost is that of one step's rows, without a forward; a step is measured in the same turns. Loops are counted in free
-text that the model goes on with greedily: the share of 4-grams that occurred before in the answer.
+text that the model continues greedily: the share of 4-grams that occurred before in the answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEARCHES: dict[str, tuple[str | dict[str, Any], ...]] = {
     "momentum": ("momentum",),
     "no_repeat_ngram 4": ({"name": "no_repeat_ngram", "n": 4},),
 }
-WORDS, NGRAM = 12, 4  # of a passage that is gone on with; of a loop
+WORDS, NGRAM = 12, 4  # of a passage that is continued; of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def repeated(ids: list[int]) -> float:
 
 
 async def loops(pool: LocalPool, name: str, tokens: int, count: int) -> Loops:
-    """Let the model go on with passages."""
+    """Let the model continue passages."""
     choices = tuple(PartChoice.model_validate(each) for each in SEARCHES[name])
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, processors=choices)
     texts = [" ".join(text.split()[-WORDS:]) for text in real_text.prompts("summary")[:count]]
@@ -134,6 +134,6 @@ if __name__ == "__main__":
     made = command_line(__doc__, Path("docs/results/processors.md"), rounds=3, each=4, tokens=48, rows=8)
     made.add_argument("--rows", type=int, default=64, help="of a step")
     made.add_argument("--steps", type=int, default=8, help="of a turn")
-    made.add_argument("--each", type=int, default=16, help="passages that are gone on with")
+    made.add_argument("--each", type=int, default=16, help="passages that are continued")
     made.add_argument("--tokens", type=int, default=192, help="of an answer")
     run(made, measure)

@@ -178,19 +178,8 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        allowed = sorted(
-            {
-                *SAMPLING_FIELDS,
-                *PLAIN_OPTIONS,
-                *CHAT_OPTIONS,
-                "chat_template_kwargs",
-                "limits",
-                "params",
-                "structure",
-                "tools",
-                "tool_choice",
-            }
-        )
+        others = {"chat_template_kwargs", "limits", "params", "structure", "tools", "tool_choice"}
+        allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, *CHAT_OPTIONS, *others})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 
 
