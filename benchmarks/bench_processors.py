@@ -67,7 +67,8 @@ def rows_of(rows: int, vocab: int, sampling: dict[str, Any]) -> list[RowContext]
 
 def chain_ms(logits: torch.Tensor, sampling: dict[str, Any], times: int) -> float:
     """Milliseconds that the processors of one step take."""
-    contexts = rows_of(*logits.shape, sampling)
+    rows, vocab = logits.shape
+    contexts = rows_of(rows, vocab, sampling)
     choice_scores(logits, contexts)
     began = time.perf_counter()
     for _ in range(times):
@@ -111,7 +112,8 @@ async def measure(options: argparse.Namespace) -> Report:
     prompts = random_prompts(model.vocab_size, options.rows, 32)
 
     async def step(_: int) -> float:
-        return 1000 * options.rows / await decode_speed(model, prompts, options.steps)
+        rate = await decode_speed(model, prompts, options.steps)
+        return 1000 * len(prompts) / rate
 
     costs = []
     for name, sampling in CHAINS.items():
