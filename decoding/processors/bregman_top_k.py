@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import Field, FiniteFloat
 
@@ -13,7 +16,9 @@ from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
 from turnout.registry import MethodParams
 
 BISECTIONS = 50
+NEWTON_STEPS, TOLERANCE = 50, 1e-15
 MOST_KEPT = 1024
+Probs = npt.NDArray[np.float64]
 
 
 class BregmanTopKParams(MethodParams):
@@ -52,8 +57,8 @@ class BregmanTopK(LogitsProcessor):
                 kept[row] = logits[row]
                 continue
             best = probs[row].double().topk(min(MOST_KEPT, logits.shape[-1]))
-            problem = Problem(best.values, probs[row].double(), part.params)
-            q = problem.solve(problem.best_size())
+            problem = Problem(best.values.cpu().numpy(), probs[row].double(), part.params)
+            q = torch.from_numpy(problem.solve(problem.best_size())).to(logits.device)
             kept[row, best.indices[: len(q)]] = q.log().float()
         return kept
 
@@ -62,22 +67,18 @@ class Problem:
     """One distribution to be cut.
 
     Args:
-        best: its greatest probabilities, descending, float64 [most].
+        best: its greatest probabilities, descending, [most].
         whole: all of them, float64 [vocab].
         params: the decoder's.
     """
 
-    def __init__(self, best: torch.Tensor, whole: torch.Tensor, params: BregmanTopKParams) -> None:
+    def __init__(self, best: Probs, whole: torch.Tensor, params: BregmanTopKParams) -> None:
         self._best, self._params = best[best > 0], params
-        self._tail = self._cut(whole).sum()
-        self._spared = self._cut(self._best).cumsum(0)
-
-    def _cut(self, probs: torch.Tensor) -> torch.Tensor:
-        """What each token adds to the divergence where it is left out; KL's is in the term of the kept mass."""
-        alpha = self._params.alpha
-        if alpha == 1.0:
-            return torch.zeros_like(probs)
-        return probs**alpha / (alpha if self._params.form == "primal" else alpha * (alpha - 1))
+        alpha = params.alpha
+        # What a token adds to the divergence where it is left out; KL's is in the term of the kept mass.
+        self._scale = 0.0 if alpha == 1.0 else 1 / (alpha if params.form == "primal" else alpha * (alpha - 1))
+        self._tail = float((whole**alpha).sum()) * self._scale
+        self._spared = (self._best**alpha).cumsum() * self._scale
 
     def best_size(self) -> int:
         """The number of tokens of least cost; of equal ones the least."""
@@ -97,7 +98,7 @@ class Problem:
         """Divergence at the best q on that many tokens, and their price."""
         p, q, alpha = self._best[:size], self.solve(size), self._params.alpha
         if alpha == 1.0:
-            divergence = -p.sum().log()
+            divergence = -math.log(p.sum())
         else:
             near, far = (q, p) if self._params.form == "primal" else (p, q)
             slope = far ** (alpha - 1) / (alpha - 1)
@@ -105,8 +106,8 @@ class Problem:
             divergence = inside.sum() + self._tail - self._spared[size - 1]
         return float(divergence) + self._params.cost * size
 
-    def solve(self, size: int) -> torch.Tensor:
-        """q on that many tokens, float64 [size]; it sums to 1."""
+    def solve(self, size: int) -> Probs:
+        """q on that many tokens, [size]; it sums to 1."""
         p, alpha = self._best[:size], self._params.alpha
         if alpha == 1.0:
             return p / p.sum()
@@ -115,24 +116,31 @@ class Problem:
         return _normalised(lambda nu: _dual(p, nu, alpha))
 
 
-def _normalised(at: Callable[[float], torch.Tensor]) -> torch.Tensor:
+def _normalised(at: Callable[[float], Probs]) -> Probs:
     """The values of a family, growing with nu >= 0, that sum to 1; they are divided by their sum at last."""
     low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if float(at(middle).sum()) < 1.0 else (low, middle)
+    with np.errstate(over="ignore"):  # near a = 1 a nu that is too large gives infinity, which is too much, too
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at(middle).sum() < 1.0 else (low, middle)
     found = at((low + high) / 2)
     return found / found.sum()
 
 
-def _dual(p: torch.Tensor, nu: float, alpha: float) -> torch.Tensor:
-    """q >= p with q^(a-2) (q - p) = nu, by bisection: it grows in q."""
-    low, high = p, p + 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        below = middle ** (alpha - 2) * (middle - p) < nu
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2
+def _dual(p: Probs, nu: float, alpha: float) -> Probs:
+    """q >= p with q^(a-2) (q - p) = nu.
+
+    By Newton's method from the side on which it never oversteps: the left side grows with q and is concave below a = 2,
+    so from q = p; it is convex above, so from a q that is too large.
+    """
+    q = p if alpha < 2 else p + nu ** (1 / (alpha - 1))
+    for _ in range(NEWTON_STEPS):
+        slope = (alpha - 1) * q ** (alpha - 2) - (alpha - 2) * p * q ** (alpha - 3)
+        step = (q ** (alpha - 2) * (q - p) - nu) / slope
+        q = q - step
+        if np.abs(step).max() < TOLERANCE:
+            break
+    return np.maximum(q, p)
 
 
 PART = BregmanTopK

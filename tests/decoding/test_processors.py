@@ -194,14 +194,14 @@ def test_bisection_finds_the_support_that_a_scan_finds(form: str, alpha: float) 
     for place in range(12):
         probs = (torch.randn(12, generator=draw, dtype=torch.float64) * 2).softmax(-1).sort(descending=True).values
         params = BregmanTopKParams(alpha=alpha, form=form, cost=0.002 + 0.004 * place)
-        problem = Problem(probs, probs, params)
+        problem = Problem(probs.numpy(), probs, params)
         costs = [problem.cost(size) for size in range(1, 13)]
         assert problem.best_size() == min(range(12), key=costs.__getitem__) + 1
         steps = [after - before for before, after in pairwise(costs)]
         assert all(after >= before - 1e-9 for before, after in pairwise(steps))  # convex
         q = problem.solve(problem.best_size())
         assert float(q.sum()) == pytest.approx(1.0)
-        assert bool((q >= probs[: len(q)] - 1e-9).all())
+        assert bool((q >= probs[: len(q)].numpy() - 1e-9).all())
         sizes.add(problem.best_size())
     assert len(sizes) > 1
 
@@ -209,11 +209,11 @@ def test_bisection_finds_the_support_that_a_scan_finds(form: str, alpha: float) 
 def test_bregman_by_hand() -> None:
     """Paper #87, p = .5 .3 .15 .05: KL at 0.2 costs .893 .623 .651 .800; alpha 2 at 0.05 keeps two, at .6 and .4."""
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    problem = Problem(probs, probs, BregmanTopKParams(alpha=1.0, cost=0.2))
+    problem = Problem(probs.numpy(), probs, BregmanTopKParams(alpha=1.0, cost=0.2))
     assert [problem.cost(size) for size in (1, 2, 3, 4)] == pytest.approx([0.893, 0.623, 0.651, 0.800], abs=1e-3)
     made = choice_scores(of_probs(0.5, 0.3, 0.15, 0.05), [row({"name": "bregman_top_k", "alpha": 2.0, "cost": 0.05})])
     assert made.exp().tolist()[0] == pytest.approx([0.6, 0.4, 0.0, 0.0], abs=1e-5)
-    near_one = Problem(probs, probs, BregmanTopKParams(alpha=1.0001, cost=0.2))
+    near_one = Problem(probs.numpy(), probs, BregmanTopKParams(alpha=1.0001, cost=0.2))
     assert near_one.cost(2) == pytest.approx(problem.cost(2), abs=1e-3)
 
 
