@@ -110,7 +110,7 @@ class Problem:
         """q on that many tokens, [size]; it sums to 1."""
         p, alpha = self._best[:size], self._params.alpha
         if alpha == 1.0:
-            return p / p.sum()
+            return _summing_to_one(p)
         if self._params.form == "primal":
             return _normalised(lambda nu: (p ** (alpha - 1) + nu) ** (1 / (alpha - 1)))
         return _normalised(lambda nu: _dual(p, nu, alpha))
@@ -124,7 +124,12 @@ def _normalised(at: Callable[[float], Probs]) -> Probs:
             middle = (low + high) / 2
             low, high = (middle, high) if at(middle).sum() < 1.0 else (low, middle)
     found = at((low + high) / 2)
-    return found / found.sum()
+    return _summing_to_one(found)
+
+
+def _summing_to_one(values: Probs) -> Probs:
+    made: Probs = values / values.sum()
+    return made
 
 
 def _dual(p: Probs, nu: float, alpha: float) -> Probs:
