@@ -38,19 +38,8 @@ class DecodeLoop:
     """
 
     __slots__ = (
-        *(
-            "_due",
-            "_given",
-            "_length",
-            "_lengths",
-            "_most",
-            "_num_parameters",
-            "_source",
-            "_announced",
-            "_tokens",
-            "_until",
-        ),
-        *("seq", "stopped_by", "want"),
+        *("_announced", "_due", "_given", "_length", "_lengths", "_most", "_num_parameters", "_source", "_tokens"),
+        *("_until", "seq", "stopped_by", "want"),
     )
 
     def __init__(self, seq: Sequence, until: StopCondition, source: str, num_parameters: int) -> None:

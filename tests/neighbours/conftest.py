@@ -51,7 +51,7 @@ def interpreter(name: str, config: pytest.Config) -> Path:
 
 
 def router(neighbours: dict[str, Neighbour]) -> TurnoutConfig:
-    """Two pools for each server as the large model: an answer that breaks off ends there, or goes on elsewhere."""
+    """Two pools for each server as the large model: an answer that breaks off ends there, or continues elsewhere."""
     models = {
         name: {
             "endpoint": {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.chaos.cluster import until
 from turnout.free_ports import free_port
 
 LLAMA, VLLM = "llama-cpp", "vllm"
@@ -78,13 +78,7 @@ class Neighbour:
 
     def wait(self) -> None:
         """Wait until it answers."""
-        assert self._process is not None
-        end = time.monotonic() + START_LIMIT_S
-        while not self._answers():
-            text = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            assert self._process.poll() is None, f"{self.name} ended: {text}"
-            assert time.monotonic() < end, f"{self.name} does not answer: {text}"
-            time.sleep(0.2)
+        until(self._answers, f"{self.name} answers", START_LIMIT_S)
 
     def kill(self) -> None:
         """Kill all its processes, at once."""
@@ -101,6 +95,10 @@ class Neighbour:
         return {kind: int(sum(each.value for each in samples if each.name == name)) for kind, name in names.items()}
 
     def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            text = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise RuntimeError(f"{self.name} ended: {text}")
         try:
             return httpx.get(f"{self.address}/health", timeout=10).status_code == 200
         except httpx.HTTPError:

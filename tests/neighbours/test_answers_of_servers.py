@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deployments.served_pool import until
 from tests.neighbours.conftest import PATIENCE_S, PRICES, Street
 from tests.neighbours.servers import LLAMA, MAX_LENGTH, MODEL, VLLM
-from tests.neighbours.test_killed_under_load import Answer, body, follow, price, until
+from tests.neighbours.test_killed_under_load import Answer, body, follow, price
 
 pytestmark = [
     pytest.mark.neighbours,
@@ -119,8 +120,8 @@ async def test_a_client_that_leaves_frees_the_server(street: Street, name: str) 
         async with client.stream("POST", "/v1/chat/completions", json=asked) as response:
             async for line in response.aiter_lines():
                 if "content" in line:
-                    await until(is_held, "the server counts it")
+                    await until(is_held, "the server counts it", PATIENCE_S)
                     break
-        await until(is_free, "the server has stopped")
+        await until(is_free, "the server has stopped", PATIENCE_S)
         metrics = (await client.get("/metrics")).text
     assert f'turnout_endpoint_requests_total{{model="{name}",outcome="cancelled",pool="{pool(name)}"}}' in metrics

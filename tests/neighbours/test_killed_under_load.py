@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.deployments.served_pool import until
 from tests.neighbours.conftest import PATIENCE_S, PRICES, Street
 from tests.neighbours.servers import LLAMA, SLOTS, VLLM
 from turnout.endpoint_config import PriceConfig
@@ -48,7 +48,7 @@ class Answer:
 
 
 def body(pool: str, text: str, tokens: int, **more: Any) -> dict[str, Any]:
-    """A chat of exactly so many tokens."""
+    """A chat whose answer has that many tokens, no fewer."""
     messages = [{"role": "user", "content": text}]
     return {"model": pool, "messages": messages, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **more}
 
@@ -63,16 +63,6 @@ async def follow(client: httpx.AsyncClient, answer: Answer, text: str, tokens: i
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 answer.take(json.loads(line[6:]))
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Poll until something holds."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"never: {what}")
 
 
 async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:
@@ -108,12 +98,12 @@ async def test_one_is_killed_under_load(street: Street, first: str) -> None:
             return held == {"running": SLOTS, "waiting": len(waiting)}
 
         followed = [tasks.create_task(follow(client, each, "Tell me a long story.", LONG)) for each in begun]
-        await until(all_begun, "both have begun")
+        await until(all_begun, "both have begun", PATIENCE_S)
         followed += [
             tasks.create_task(follow(client, each, f"What is {number} + {number}?", SHORT))
             for number, each in enumerate(waiting)
         ]
-        await until(all_wait, "the others wait at the server")
+        await until(all_wait, "the others wait at the server", PATIENCE_S)
         assert not any(each.text for each in waiting)
         before = [each.text for each in begun]
         await asyncio.to_thread(killed.kill)
@@ -165,7 +155,7 @@ async def check_breaker(client: httpx.AsyncClient, pool: str, first: str, second
         state = await metric(client, "turnout_endpoint_breaker", pool=pool, model=first, state="open")
         return left_alone and state == 1
 
-    await until(opens, "the breaker is open")
+    await until(opens, "the breaker is open", PATIENCE_S)
     assert await metric(client, "turnout_endpoint_breaker_opened_total", pool=pool, model=first) >= 1
 
 
@@ -186,5 +176,5 @@ async def test_one_that_is_back_is_asked_again(street: Street, name: str) -> Non
             await follow(client, answer, "Hi", 2)
             return answer.report["models"].keys() == {name}
 
-        await until(answers_itself, "it is asked again")
+        await until(answers_itself, "it is asked again", PATIENCE_S)
         assert await metric(client, "turnout_endpoint_breaker", pool=pool, model=name, state="closed") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
@@ -18,7 +19,7 @@ KEPT_GROUPS = (32, 64, 128)
 Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
-class Packed:
+class Packed(ABC):
     """A linear layer's weight [columns, width] in panels of `panel_columns()` columns.
 
     Args:
@@ -34,9 +35,9 @@ class Packed:
         self.dtype, self.columns, self.width = dtype, columns, width
         self._bias = None if bias is None else bias.detach().float().contiguous()
 
+    @abstractmethod
     def part(self, columns: torch.Tensor) -> Packed:
         """Some columns (int64 [k]), packed anew."""
-        raise NotImplementedError
 
     def _bias_of(self, columns: torch.Tensor) -> torch.Tensor | None:
         return None if self._bias is None else self._bias[columns]
