@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,22 +89,29 @@ def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
 
     A field says its slot in `x-slot`: the package in `decoding` whose modules are what it chooses from.
     """
-    wanted, found = _slots_in(schema), dict[str, dict[str, Any]]()
+    found = part_schemas(slots_in(schema))
+    return {**schema, "x-parts": found} if found else schema
+
+
+def part_schemas(slots: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By slot, then by name, the JSON schemas of parts; of slots that their fields choose from too."""
+    wanted, found = set(slots), dict[str, dict[str, Any]]()
     while wanted:
         slot = wanted.pop()
         package = f"decoding.{slot}"
         found[slot] = {name: _params_of(package, name).model_json_schema() for name in names(package)}
-        wanted |= _slots_in(found[slot]) - set(found)
-    return {**schema, "x-parts": found} if found else schema
+        wanted |= slots_in(found[slot]) - set(found)
+    return found
 
 
-def _slots_in(value: Any) -> set[str]:
+def slots_in(value: Any) -> set[str]:
+    """The slots that fields of a JSON schema choose from."""
     if isinstance(value, list):
-        return set[str]().union(*map(_slots_in, value))
+        return set[str]().union(*map(slots_in, value))
     if not isinstance(value, dict):
         return set()
     own = {value["x-slot"]} if isinstance(value.get("x-slot"), str) else set()
-    return own.union(*map(_slots_in, value.values()))
+    return own.union(*map(slots_in, value.values()))
 
 
 def _params_of(package: str, name: str) -> type[MethodParams]:

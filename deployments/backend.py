@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnout.calls import (
     Chunk,
@@ -116,6 +116,10 @@ class Backend(Protocol):
 
     async def methods(self) -> list[MethodDescription]:
         """Decoding methods that the pool's code knows."""
+        ...
+
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """JSON schemas of the parts that the pool's code knows: by slot, then by name."""
         ...
 
     async def stats(self) -> list[PoolStats]:

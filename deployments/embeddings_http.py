@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from deployments.access.callers import Caller, CallerOf
 from deployments.faults import guarded
-from deployments.openapi.answers import Answer
+from deployments.openapi.extras import Answer
 from deployments.reading import MAX_INPUTS
 from deployments.request_fields import REQUEST_ID_HEADER, BodyPart, parse_prompts, request_id
 from deployments.schemas import read_json

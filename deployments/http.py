@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 import turnout
+from decoding.parts import slots_in
 from deployments import embeddings_http, relevance_http, tokens_http
 from deployments import fan_out as answering
 from deployments.access import http as access
@@ -46,7 +47,7 @@ from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
 from deployments.responses import http as response_routes
 from deployments.responses.surface import ResponsesSurface
-from deployments.schemas import Job, chat_job, completion_job
+from deployments.schemas import Decoding, Job, chat_job, completion_job
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
 from turnout.calls import PoolStats
@@ -123,12 +124,21 @@ def build_http(service: GenerationService) -> FastAPI:
             }
             for method in await service.methods()
         ]
-        listed: answers.MethodList = {"object": "list", "data": methods}
+        chosen = _request_parts()
+        parts = await service.parts(frozenset(slots_in(chosen)))
+        listed: answers.MethodList = {"object": "list", "data": methods, "request": {**chosen, "x-parts": parts}}
         return JSONResponse(listed)
 
     _add_health(app, service)
     _add_inside(app, service)
     return app
+
+
+def _request_parts() -> dict[str, Any]:
+    """JSON schema of the fields of `Decoding` that choose parts: a list of them where its type is array, else one."""
+    schema = Decoding.model_json_schema()
+    chosen = {name: field for name, field in schema["properties"].items() if "x-slot" in field}
+    return {"type": "object", "properties": chosen, "$defs": {"PartChoice": schema["$defs"]["PartChoice"]}}
 
 
 def _add_generation(app: FastAPI, service: GenerationService) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deployments.backend import Batch
 from deployments.pool_answers import PoolAnswers
@@ -64,6 +64,10 @@ class LocalBackend:
     async def methods(self) -> list[MethodDescription]:
         """Every registered decoding method."""
         return self._answers.methods()
+
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """JSON schemas of parts: by slot, then by name."""
+        return self._answers.parts(slots)
 
     async def stats(self) -> list[PoolStats]:
         """What the pool holds right now."""

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from decoding.parts import with_parts
+from decoding.parts import part_schemas, with_parts
 from deployments.backend import Batch, Pool, merge
 from deployments.coalesce import Coalescer, Pace
 from deployments.faults import guarded
@@ -97,6 +98,10 @@ class PoolAnswers:
             )
             for info in all_methods()
         ]
+
+    def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """JSON schemas of parts: by slot, then by name."""
+        return part_schemas(slots)
 
     def stats(self) -> PoolStats:
         """What the pool holds right now, where it runs, what its clock says, and what it found while loading."""

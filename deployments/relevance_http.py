@@ -20,7 +20,7 @@ from pydantic import Field
 from deployments.access.callers import CallerOf
 from deployments.embeddings_http import Asked, TokensRead, Truncate, body_of, usage_of
 from deployments.faults import respell
-from deployments.openapi.answers import Answer
+from deployments.openapi.extras import Answer
 from deployments.reading import MAX_COMPLETIONS
 from deployments.request_fields import BodyPart
 from deployments.service import GenerationService

@@ -132,6 +132,11 @@ class RemoteBackend:
         answer: list[MethodDescription] = await self._replayed("methods", self._handle.methods.remote)
         return answer
 
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """JSON schemas of the parts that the pool's code knows: by slot, then by name."""
+        answer: dict[str, dict[str, Any]] = await self._replayed("parts", lambda: self._handle.parts.remote(slots))
+        return answer
+
     async def stats(self) -> list[PoolStats]:
         """What each replica holds right now; nothing where the pool sleeps."""
         # Such questions do not wait behind generations, even when the pool is full.

@@ -65,7 +65,7 @@ class Decoding(BodyPart):
     limits: RouteLimits = RouteLimits()
     processors: Annotated[
         list[PartChoice],
-        Field(max_length=MOST_PROCESSORS, description="logits processors, each a name or an object with one"),
+        Field(max_length=MOST_PROCESSORS, description="logits processors", json_schema_extra={"x-slot": "processors"}),
     ] = Field(default_factory=list)
     structure: Annotated[
         dict[str, Any] | None,

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers, RemovedTenants
@@ -66,11 +66,7 @@ class GenerationService:
     """
 
     def __init__(
-        self,
-        config: TurnoutConfig,
-        backends: Mapping[str, Backend],
-        metrics: Metrics,
-        log: RequestLog | None = None,
+        self, config: TurnoutConfig, backends: Mapping[str, Backend], metrics: Metrics, log: RequestLog | None = None
     ) -> None:
         self._config = config
         self.max_body_bytes = config.server.max_body_bytes
@@ -223,6 +219,11 @@ class GenerationService:
             async with self._limit():
                 self._methods = await next(iter(self._backends.values())).methods()
         return self._methods
+
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """JSON schemas of the parts in slots, by slot and name; like methods, the same in every pool."""
+        async with self._limit():
+            return await next(iter(self._backends.values())).parts(slots)
 
     async def stats(self) -> dict[str, list[PoolStats] | TurnoutError]:
         """What the replicas of each pool hold right now; of a pool that does not answer, why."""

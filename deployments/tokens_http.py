@@ -12,7 +12,7 @@ from pydantic import Field
 
 from deployments.access.callers import Caller, CallerOf
 from deployments.bodies import parsed
-from deployments.openapi.answers import Answer
+from deployments.openapi.extras import Answer
 from deployments.request_fields import BodyPart, request_id
 from deployments.schemas import ChatTurn, chat_message, read_json
 from deployments.service import GenerationService

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 
-from deployments.openapi.answers import Answer, ChoiceDetails, UsageDetails
+from deployments.openapi.answers import ChoiceDetails, UsageDetails
+from deployments.openapi.extras import Answer
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 FaultType = Literal[

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from deployments.batches.records import BatchFault, BatchRecord, FileRecord
 from deployments.console.reports import Report
-from deployments.openapi.extras import Answer as Answer
-from deployments.openapi.extras import ChoiceExtras, PromptExtras
+from deployments.openapi.extras import Answer, ChoiceExtras, PromptExtras
 from turnout.access_config import TenantLimits
 from turnout.calls import DriftReading, MethodDescription, ModelDescription, PoolStats
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
@@ -77,10 +76,11 @@ class ModelList(Answer):
 
 
 class MethodList(Answer):
-    """Decoding methods; `params` is the JSON schema of a method's parameters."""
+    """Decoding methods; `params`: JSON schema of a method's; `request`: of the parts that any request may choose."""
 
     object: Literal["list"]
     data: list[Method]
+    request: dict[str, Any]
 
 
 class PromptDetails(Answer):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired
 
 from deployments.openapi.answers import (
-    Answer,
     ChatLogprobs,
     ChoiceDetails,
     Logprobs,
     UsageObject,
 )
-from deployments.openapi.extras import ChoiceExtras, PromptExtras, TokenCounts
+from deployments.openapi.extras import Answer, ChoiceExtras, PromptExtras, TokenCounts
 from turnout.types import FinishReason
 
 DONE = "[DONE]"

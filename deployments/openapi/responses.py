@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 
 from deployments.openapi.answers import (
-    Answer,
     ChatLogprob,
     ChoiceDetails,
     ReadDetails,
     UsageDetails,
     WrittenDetails,
 )
+from deployments.openapi.extras import Answer
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -46,6 +46,9 @@ class InProcessBackend:
     async def methods(self) -> list[MethodDescription]:
         return [MethodDescription("plain", "One model.", (), True, {"type": "object"})]
 
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        return self.replica.parts(slots)
+
     async def stats(self) -> list[PoolStats]:
         return [self.replica.stats()]
 

@@ -62,6 +62,9 @@ class ScriptedBackend:
     async def methods(self) -> list[MethodDescription]:
         return []
 
+    async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
+        return {slot: {} for slot in slots}
+
     async def stats(self) -> list[PoolStats]:
         return []
 

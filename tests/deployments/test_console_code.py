@@ -9,15 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import playwright
 import pytest
 
 import deployments.console
 from decoding.parts import with_parts
+from deployments.http import build_http
 from pool.validation import RequestValidator
 from tests.deployments.conftest import poll
 from tests.deployments.console.held_stream import HeldStreams, token
-from turnout.registry import all_methods
+from tests.deployments.in_process import make_service
+from turnout.registry import all_methods, names
 
 NODE = Path(playwright.__file__).parent / "driver" / "node"
 OWN = {"threshold": 0.1, "window": 1, "min_stay": 2}
@@ -92,6 +95,17 @@ def test_every_parameter_of_every_method_has_a_field(code: Code) -> None:
         properties = info.params.model_json_schema().get("properties", {})
         nullable = [name for name, schema in properties.items() if {"type": "null"} in schema.get("anyOf", [])]
         assert [name for name, _, none in fields if none] == nullable
+
+
+async def test_every_part_of_a_request_is_listed_with_its_schema() -> None:
+    transport = httpx.ASGITransport(app=build_http(make_service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        listed = (await client.get("/v1/methods")).json()["request"]
+    slots = {field["x-slot"] for field in listed["properties"].values()}
+    assert slots
+    assert {slot: set(listed["x-parts"][slot]) for slot in slots} == {
+        slot: set(names(f"decoding.{slot}")) for slot in slots
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import { announce, fill, h, newId, rest } from "./dom.js";
 import { apiKey, get } from "./api.js";
 import { inForce, switchRule } from "./in_force.js";
 import { MethodPicker } from "./method_picker.js";
+import { RequestParts } from "./request_parts.js";
 import { RunPane } from "./run_pane.js";
 import { Field } from "./schema_form.js";
 import { encode } from "./share.js";
@@ -27,7 +28,7 @@ export async function generatePage(root, state) {
   const known = kept && kept.key === apiKey() && (state === null || encode(state) === encode(kept.page.state));
   if (!known) {
     const [models, methods] = await Promise.all([get("v1/models"), get("v1/methods")]);
-    const page = new GeneratePage(models.data, methods.data);
+    const page = new GeneratePage(models.data, methods.data, methods.request);
     page.restore(state ?? kept?.page.state ?? FIRST);
     kept?.page.close();
     kept = { page, key: apiKey() };
@@ -39,13 +40,14 @@ export async function generatePage(root, state) {
 }
 
 class GeneratePage {
-  constructor(models, methods) {
+  constructor(models, methods, request) {
     // Members in the order of their pools, so that small and large have the same colours in every answer.
     this.palette = new Palette(models.flatMap((model) => Object.values(model.turnout.roles)));
     this.models = models;
     this.methods = methods;
     const changed = () => this.refresh();
     this.pickers = SIDES.map((side) => new MethodPicker(methods, `Method ${side}`, changed));
+    this.parts = SIDES.map((side) => new RequestParts(request, `Parts ${side}`, changed));
     this.panes = SIDES.map((side) => new RunPane(this.palette, `Answer ${side}`, (force) => switchRule(methods, force), changed));
     this.sampling = Object.entries(SAMPLING).map(([name, schema]) => [name, new Field(name, name, schema, changed)]);
     this.mode = h("select", { id: newId("mode"), onchange: changed },
@@ -87,7 +89,7 @@ class GeneratePage {
     labelled("Prompt", this.prompt),
     h("div", { class: "row" }, labelled("Kind", this.mode), labelled("Model", this.model)),
     h("div", { class: "check" }, this.compare, h("label", { for: this.compare.id }, "Compare two methods side by side")),
-    this.pickers.map((picker) => picker.element),
+    SIDES.map((_, side) => [this.pickers[side].element, this.parts[side].element]),
     h("details", { open: innerWidth > 900 }, h("summary", {}, "Sampling"),
       h("div", { class: "fields" }, this.sampling.map(([, field]) => field.element))),
     h("div", { class: "buttons" }, this.go, this.halt, this.again, this.link));
@@ -101,7 +103,7 @@ class GeneratePage {
     const sampling = this.sampling.map(([name, field]) => [name, field.value]).filter(([, value]) => value !== undefined);
     return {
       mode: this.mode.value, model: this.model.value, prompt: this.prompt.value, compare: this.compare.checked,
-      sampling: Object.fromEntries(sampling), sides: this.pickers.map((picker) => picker.value),
+      sampling: Object.fromEntries(sampling), sides: this.pickers.map((picker, side) => ({ ...picker.value, parts: this.parts[side].value })),
     };
   }
 
@@ -112,12 +114,13 @@ class GeneratePage {
     if ([...this.model.options].some((option) => option.value === state.model)) this.model.value = state.model;
     for (const [name, field] of this.sampling) field.value = state.sampling?.[name];
     this.pickers.forEach((picker, side) => { picker.value = state.sides?.[side] ?? { method: "", params: {} }; });
+    this.parts.forEach((parts, side) => { parts.value = state.sides?.[side]?.parts; });
     this.refresh();
   }
 
   refresh() {
     const both = this.compare.checked;
-    this.pickers[1].element.hidden = !both;
+    for (const each of [this.pickers[1], this.parts[1]]) each.element.hidden = !both || each.empty === true;
     this.panes[1].element.hidden = !both;
     this.panes[0].heading.hidden = !both;
     this.answers.classList.toggle("two", both);
@@ -132,8 +135,8 @@ class GeneratePage {
   body(side, seed) {
     const state = this.state;
     const { logprobs = 0, seed: _, ...sampling } = state.sampling;
-    const { method, params } = state.sides[side];
-    const decoding = { tokens: true, ...(method ? { method, params } : {}) };
+    const { method, params, parts } = state.sides[side];
+    const decoding = { tokens: true, ...(method ? { method, params } : {}), ...parts };
     const common = { model: state.model, ...sampling, seed, stream: true, stream_options: { include_usage: true }, decoding };
     if (state.mode === "completion") return ["v1/completions", { ...common, prompt: state.prompt, logprobs }];
     const messages = [{ role: "user", content: state.prompt }];
@@ -170,7 +173,7 @@ class GeneratePage {
     this.same = 0;
     this.told = "";
     for (const control of [this.model, this.mode, this.prompt]) this.blame(control, "");
-    this.pickers.forEach((picker) => picker.clear());
+    [...this.pickers, ...this.parts].forEach((each) => each.clear());
     this.sampling.forEach(([, field]) => field.error(""));
   }
 
@@ -183,7 +186,7 @@ class GeneratePage {
   }
 
   refuse(side, error) {
-    if (this.pickers[side].refuse(error)) return;
+    if (this.pickers[side].refuse(error) || this.parts[side].refuse(error)) return;
     const spelled = { top_logprobs: "logprobs" }[error.field] ?? error.field;
     const found = this.sampling.find(([name]) => name === spelled)?.[1];
     const control = { model: this.model, prompt: this.prompt, messages: this.prompt }[spelled?.split(/[.[]/)[0]];

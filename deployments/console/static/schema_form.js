@@ -128,6 +128,8 @@ export class Field {
     if (text) this.control.element.setAttribute("aria-invalid", "true");
     else this.control.element.removeAttribute("aria-invalid");
   }
+
+  clear() { this.error(""); }
 }
 
 // A part chosen by name, with the fields of its own parameters; as JSON where a list of parts is meant.
@@ -180,18 +182,105 @@ class PartField {
 
   error(text) { this.name.error(text); }
 
+  clear() {
+    this.error("");
+    if (this.inner) this.inner.clear();
+  }
+
   find(path) { return (this.inner instanceof SchemaForm ? this.inner.find(path) : null) ?? this; }
+}
+
+// Parts in the order in which they are sent. A row's place is in the names of its fields, so all are made again when one moves.
+class PartList {
+  constructor(path, label, schema, root, onchange) {
+    this.path = path;
+    this.label = label;
+    this.one = { "x-slot": schema["x-slot"] };
+    this.most = schema.maxItems ?? Infinity;
+    this.root = root;
+    this.onchange = onchange;
+    this.list = h("ol", { class: "parts" });
+    this.more = h("button", { type: "button", onclick: () => this.add() }, `Add to ${label}`);
+    this.message = h("p", { class: "fault", hidden: true });
+    const help = schema.description ? h("p", { class: "help" }, schema.description) : null;
+    this.element = h("div", { class: "field", role: "group", "aria-label": label }, this.list, this.more, this.message, help);
+    this.value = [];
+  }
+
+  get value() {
+    const given = this.rows.map((row) => row.value).filter((value) => value !== undefined);
+    return given.length ? given : undefined;
+  }
+
+  set value(values) {
+    this.rows = (Array.isArray(values) ? values : []).map((value, place) => {
+      const row = new PartField(`${this.path}.${place}`, `${this.label} ${place + 1}`, this.one, this.root, this.onchange);
+      row.value = value ?? undefined;
+      return row;
+    });
+    fill(this.list, this.rows.map((row, place) => h("li", {}, row.element, this.buttons(place))));
+    this.more.hidden = this.rows.length >= this.most;
+    this.error("");
+  }
+
+  buttons(place) {
+    const button = (words, act) => h("button", { type: "button", "aria-label": `${words} ${this.label} ${place + 1}`, onclick: act }, words);
+    return h("div", { class: "buttons" },
+      place > 0 ? button("Earlier", () => this.move(place, place - 1)) : null,
+      place + 1 < this.rows.length ? button("Later", () => this.move(place, place + 1)) : null,
+      button("Remove", () => this.remove(place)));
+  }
+
+  add() {
+    this.value = [...this.rows.map((row) => row.value), undefined];
+    this.rows.at(-1).focus();
+    this.onchange();
+  }
+
+  move(from, to) {
+    const values = this.rows.map((row) => row.value);
+    values.splice(to, 0, ...values.splice(from, 1));
+    this.value = values;
+    this.rows[to].focus();
+    this.onchange();
+  }
+
+  remove(place) {
+    this.value = this.rows.map((row) => row.value).toSpliced(place, 1);
+    (this.rows[place] ?? this.rows.at(-1) ?? this.more).focus();
+    this.onchange();
+  }
+
+  focus() { (this.rows[0] ?? this.more).focus(); }
+
+  error(text) {
+    this.message.textContent = text;
+    this.message.hidden = !text;
+  }
+
+  clear() {
+    this.error("");
+    this.rows.forEach((row) => row.clear());
+  }
+
+  // Places are of the parts that are sent: rows in which none is chosen are not.
+  find(path) {
+    const place = Number(path.slice(this.path.length + 1).split(".")[0]);
+    const row = this.rows.filter((each) => each.value !== undefined)[place];
+    if (!row) return this;
+    return row.find(path.replace(`${this.path}.${place}`, row.path));
+  }
+}
+
+function made(path, name, field, root, onchange) {
+  if (!field["x-slot"] || !root["x-parts"]) return new Field(path, name, field, onchange);
+  return new (field.type === "array" ? PartList : PartField)(path, name, field, root, onchange);
 }
 
 export class SchemaForm {
   constructor(root, prefix, onchange) {
     this.fields = Object.entries(root.properties ?? {}).map(([name, schema]) => {
-      const path = `${prefix}.${name}`;
-      const field = resolve(schema, root);
-      const made = field["x-slot"] && root["x-parts"]
-        ? new PartField(path, name, field, root, onchange)
-        : new Field(path, name, field, onchange);
-      return [name, made];
+      return [name, made(`${prefix}.${name}`, name, resolve(schema, root), root, onchange)];
     });
     this.element = h("div", { class: "fields" }, this.fields.map(([, field]) => field.element));
   }
@@ -214,9 +303,6 @@ export class SchemaForm {
   }
 
   clear() {
-    for (const [, field] of this.fields) {
-      field.error("");
-      if (field.inner instanceof SchemaForm) field.inner.clear();
-    }
+    for (const [, field] of this.fields) field.clear();
   }
 }

@@ -153,6 +153,28 @@ def test_a_nested_part_is_chosen_by_name_and_named_when_it_is_wrong(page: Page) 
     wait_done(page)
 
 
+def test_parts_of_a_request_are_sent_in_their_order_and_named_when_one_is_wrong(page: Page) -> None:
+    choose(page, "A", "plain")
+    parts = page.get_by_role("group", name="Parts A")
+    parts.locator("summary").click()
+    for name in ("eta_cutoff", "min_p", "top_k"):
+        parts.get_by_role("button", name="Add to processors").click()
+        parts.get_by_label(re.compile(r"^processors \d$")).last.select_option(name)
+    parts.get_by_role("button", name="Remove processors 2").click()
+    parts.get_by_role("button", name="Earlier processors 2").click()
+    parts.get_by_label("k", exact=True).fill("5")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, max_tokens="4", seed="5", temperature="1")
+    assert asked.value.post_data_json["decoding"]["processors"] == [{"name": "top_k", "k": 5}, "eta_cutoff"]
+    wait_done(page)
+    parts.get_by_role("button", name="Add to processors").click()  # a row in which nothing is chosen is not sent
+    parts.get_by_role("button", name="Earlier processors 3").click()
+    parts.get_by_label("epsilon").fill("7")
+    ask(page, max_tokens="4")
+    expect(parts.get_by_label("epsilon")).to_be_focused()
+    expect(parts.locator(".fault:visible")).to_contain_text("epsilon")
+
+
 def test_stopping_ends_the_work(page: Page, site: Site) -> None:
     choose(page, "A", "plain")
     page.get_by_label("Kind").select_option("completion")
