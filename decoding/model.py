@@ -27,14 +27,16 @@ from decoding.operations import (
     Verify,
 )
 from decoding.partial_forward import Sketch
-from decoding.read_spec import Decision, NoiseKind, Readout, ReadSpec, Score, StopCondition, StopRule
+from decoding.read_spec import Decision, NoiseKind, Readout, ReadSpec, Score, StopCondition, StopRule, token_of
 from decoding.sequence import Sequence
 from decoding.translation import Vocabularies
 from decoding.tree import DraftTree
+from turnout.cost import Meter
 from turnout.errors import invalid
-from turnout.types import Segment, Token
+from turnout.types import Segment
 
 if TYPE_CHECKING:
+    from decoding.contrast.base import RequestContrast
     from decoding.drafters.base import DraftBudget, Drafter
     from decoding.lengths.base import LengthPolicy
     from decoding.verifiers.base import Verifier, VerifyResult
@@ -380,6 +382,7 @@ class Request:
         notes: for the person who reads the answer.
         delivered: of an answer made again, the tokens that its reader has: what no seed decides is repeated from them.
         streams: whether segments are only passed on: when they come, the sequence may be longer than they say.
+        contrast: streams that the answering model's rows are combined with; their work is in `stream_meter`.
     """
 
     id: str
@@ -390,11 +393,8 @@ class Request:
     delivered: tuple[int, ...] = ()
     answers: tuple[Sequence, ...] = ()
     streams: bool = False
+    contrast: RequestContrast | None = None
+    stream_meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
         self.answers = self.answers or (self.sequence,)
-
-
-def token_of(row: Readout, source: str) -> Token:
-    """Return the token a row chose, with the log-probability and entropy read with it."""
-    return Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)

@@ -108,6 +108,10 @@ class Handlers(Generic[M]):
 
         return enter
 
+    def has(self, op: Operation[Any]) -> bool:
+        """Return whether there is a handler of an operation."""
+        return type(op) in self._handlers
+
     async def do(self, model: M, seq: Sequence, op: Operation[R]) -> R:
         """Carry out an operation."""
         handler = self._handlers.get(type(op))

@@ -10,7 +10,7 @@ import torch
 
 from decoding.state import settle, twin
 from decoding.vocabulary import SubVocabulary
-from turnout.types import Segment
+from turnout.types import Segment, Token
 
 
 class NoiseKind(Enum):
@@ -195,3 +195,8 @@ class Score:
     def total(self) -> float:
         """Sum over the continuation."""
         return sum(self.token_logprobs)
+
+
+def token_of(row: Readout, source: str) -> Token:
+    """Return the token a row chose, with the log-probability and entropy read with it."""
+    return Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)

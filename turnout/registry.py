@@ -88,6 +88,8 @@ class MethodInfo:
             its own that cannot.
         over_text: whether it needs no more of a model than texts and log-probabilities, so that models may be
             endpoints: `pool.endpoints.methods` has it over texts.
+        contrasts: whether all it writes comes from `extend`, `decode` and `verify` of the model that answers, so that
+            the request's contrast holds in it (`decoding.contrasted_model`).
     """
 
     name: str
@@ -100,6 +102,7 @@ class MethodInfo:
     joint: bool = False
     across_vocabularies: bool = False
     over_text: bool = False
+    contrasts: bool = False
 
     @property
     def summary(self) -> str:
@@ -218,12 +221,13 @@ def method(
     joint: bool = False,
     across_vocabularies: bool = False,
     over_text: bool = False,
+    contrasts: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text)
+        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text, contrasts)
         return MethodInfo(name, run, params, papers, *traits)
 
     return register

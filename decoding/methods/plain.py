@@ -20,7 +20,7 @@ class PlainParams(MethodParams):
     model: Annotated[ModelRole, Field(description="role of the model that answers")] = "large"
 
 
-@method(params=PlainParams, lossless=True, needs=frozenset(), resumable=True, over_text=True)
+@method(params=PlainParams, lossless=True, needs=frozenset(), resumable=True, over_text=True, contrasts=True)
 async def plain(request: Request, models: ModelPool, params: PlainParams) -> AsyncIterator[Segment]:
     """One model answers alone."""
     writer = models.by_role(params.model)

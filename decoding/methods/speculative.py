@@ -354,6 +354,7 @@ def _listed(kinds: tuple[Candidates, ...] | frozenset[Candidates]) -> str:
     needs=frozenset({"small", "large"}),
     resumable=True,
     across_vocabularies=True,
+    contrasts=True,
 )
 async def speculative(request: Request, models: ModelPool, params: SpeculativeParams) -> AsyncIterator[Segment]:
     """Tokens are drafted, the large model verifies them in one forward; the output law is the large model's.

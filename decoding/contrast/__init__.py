@@ -1,0 +1,1 @@
+"""Contrasts, one file each: a row is combined from the logits of several streams of one request."""

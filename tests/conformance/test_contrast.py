@@ -1,0 +1,203 @@
+"""Every contrast: off it changes nothing, streams keep step, batches and drafts change nothing, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.contrast.base import PACKAGE, Asked, Contrast, RequestContrast, StreamPrompt
+from decoding.contrasted_model import ContrastedModel, contrasted
+from decoding.logits import choice_scores
+from decoding.model import ModelPool, ReadSpec, Request
+from decoding.row_context import RowContext
+from decoding.sequence import Sequence
+from tests.conformance.parts import VOCAB, drafter_choice
+from tests.conformance.test_identity import pool as pool
+from tests.conformance.test_identity import prompts
+from tests.conformance.test_structures import STRUCTURE, assert_fits
+from tests.constrained import END, char_compiler
+from turnout.part_choice import PartChoice
+from turnout.registry import all_methods, get_method, load, names
+from turnout.types import SamplingParams, Token
+
+CONTRASTS: dict[str, type[Contrast]] = {name: load(PACKAGE, name, "part").PART for name in names(PACKAGE)}
+ASKED = Asked("Say it.\n>>> f(1)\n2\n", "A text that it is about.", "Be short.")
+LONGEST = 12
+ROWS = 6
+
+
+def contrast_of(name: str, params: dict[str, Any] | None = None) -> RequestContrast:
+    """As a request has it: its parameters are those with which it has something to do, its prompts random."""
+    kind = CONTRASTS[name]
+    part = kind(kind.Params.model_validate(kind.Params.example if params is None else params))
+    draw = random.Random(name)
+    made = {
+        each: StreamPrompt(tuple(draw.randrange(2, VOCAB) for _ in range(5 + place)))
+        for place, each in enumerate(part.prompts(ASKED))
+    }
+    return RequestContrast(part, made)
+
+
+def sequence(place: int, **sampling: Any) -> Sequence:
+    sampling = {"max_tokens": LONGEST, "temperature": 0.0} | sampling
+    return Sequence(prompts(place + 1)[place], SamplingParams(**sampling), place, (END,))
+
+
+async def written(
+    pool: ModelPool,
+    contrast: RequestContrast | None,
+    seq: Sequence,
+    method: str = "plain",
+    params: dict[str, Any] | None = None,
+) -> Request:
+    info, request = get_method(method), Request("r", seq, contrast=contrast)
+    parsed = info.parse(params or {})
+    with contrasted(request, pool, parsed) as models:
+        async for _ in info.run(request, models, parsed):
+            pass
+    for model in pool.models.values():
+        model.release(seq)
+    return request
+
+
+async def answers(pool: ModelPool, contrast: RequestContrast | None, **sampling: Any) -> list[list[int]]:
+    made = await asyncio.gather(*(written(pool, contrast, sequence(place, **sampling)) for place in range(3)))
+    return [each.sequence.answer for each in made]
+
+
+def logits_of(pool: ModelPool, name: str, params: dict[str, Any] | None, rows: int = ROWS) -> torch.Tensor:
+    part = contrast_of(name, params).part
+    streams = 1 + len(part.streams(pool, pool.large))
+    return torch.randn((rows, streams, VOCAB), generator=torch.Generator().manual_seed(3)) * 3
+
+
+def contexts(rows: int = ROWS) -> list[RowContext]:
+    seq = sequence(0)
+    seq.append(Token(5, "m"))
+    return [RowContext(seq, tuple(range(2, 2 + row))) for row in range(rows)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_off_is_plain_decoding(pool: ModelPool, name: str) -> None:
+    off = dict(CONTRASTS[name].off)
+    logits = logits_of(pool, name, off)
+    made = contrast_of(name, off).part.combine(logits, contexts())
+    assert torch.allclose(made.softmax(-1), logits[:, 0].softmax(-1), atol=1e-6)
+    for temperature in (0.0, 0.9):
+        plain = await answers(pool, None, temperature=temperature)
+        assert await answers(pool, contrast_of(name, off), temperature=temperature) == plain
+        assert await answers(pool, contrast_of(name), temperature=temperature) != plain
+    request = await written(pool, contrast_of(name, off), sequence(0))
+    assert not request.stream_meter.models
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_rows_are_what_they_are_alone(pool: ModelPool, name: str) -> None:
+    logits, part = logits_of(pool, name, None), contrast_of(name).part
+    before, rows = logits.clone(), contexts()
+    made = part.combine(logits, rows)
+    assert torch.equal(logits, before)
+    assert made.shape == (ROWS, VOCAB)
+    assert made.isfinite().all()
+    for place, row in enumerate(rows):
+        assert torch.equal(part.combine(logits[place : place + 1], [row])[0], made[place])
+    together = await asyncio.gather(*(answers(pool, contrast_of(each), temperature=0.9) for each in CONTRASTS))
+    assert await answers(pool, contrast_of(name), temperature=0.9) == together[list(CONTRASTS).index(name)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_streams_keep_step(pool: ModelPool, name: str) -> None:
+    """Each token is what the combined logits say, of streams that are all read from their start."""
+    contrast, seq = contrast_of(name), sequence(1)
+    request = await written(pool, contrast, seq)
+    again = sequence(1)
+    for token in seq.answer:
+        model = ContrastedModel(pool.large, pool, contrast)
+        [row] = await model.extend(again, want=ReadSpec(logits=True))
+        assert row.logits is not None
+        assert token == row.token == int(choice_scores(row.logits[None], [RowContext(again)]).argmax())
+        model.release(again)
+        again.append(Token(token, "large"))
+    streams = len({(stream.role, stream.prompt) for stream in contrast.part.streams(pool, pool.large)} - {("", "")})
+    assert bool(request.stream_meter.models) == (streams > 0)
+    assert request.stream_meter.answer_tokens == 0
+    read = sum(each.prompt_tokens for each in request.stream_meter.models.values())
+    read += sum(each.cached_tokens for each in request.stream_meter.models.values())
+    assert read >= sum(len(each.tokens) for each in contrast.prompts.values())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_structures_and_processors_hold(pool: ModelPool, name: str) -> None:
+    for temperature in (0.0, 0.9):
+        seq = sequence(2, max_tokens=24, temperature=temperature)
+        seq.constraint = char_compiler().compile(STRUCTURE)
+        assert_fits((await written(pool, contrast_of(name), seq)).sequence)
+    once = (PartChoice.of("no_repeat_ngram", n=1),)
+    seq = sequence(2, max_tokens=24, ignore_eos=True, processors=once)
+    await written(pool, contrast_of(name), seq)
+    assert len(set(seq.answer)) == 24
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_nothing_is_left_of_what_is_given_up(pool: ModelPool, name: str) -> None:
+    plain = get_method("plain")
+    for ends in ("closed", "cancelled"):
+        request = Request("r", sequence(3, max_tokens=60, ignore_eos=True), contrast=contrast_of(name))
+        begun = asyncio.Event()
+
+        async def run(request: Request, begun: asyncio.Event, leaves: bool) -> None:
+            params = plain.parse({})
+            with contrasted(request, pool, params) as models:
+                async with aclosing(plain.run(request, models, params)) as segments:  # type: ignore[type-var]
+                    async for _ in segments:
+                        begun.set()
+                        if leaves:
+                            return
+
+        task = asyncio.create_task(run(request, begun, ends == "closed"))
+        await begun.wait()
+        if ends == "cancelled":
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for model in pool.models.values():
+            model.release(request.sequence)
+            assert model.busy().sequences == 0
+
+
+# Drafts in a row, in a tree, and with rows of the drafter's own.
+DRAFTERS = ("model_chain", "model_tree", "lookahead", "token_recycling")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CONTRASTS)
+async def test_drafts_change_nothing(pool: ModelPool, name: str) -> None:
+    """Speculation with the match verifier writes what plain decoding writes under the same contrast."""
+    accepted = 0
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}):
+        plain = await answers(pool, contrast_of(name), **sampling)
+        for drafter in DRAFTERS:
+            params = {"drafter": drafter_choice(drafter), "length": "fixed"}
+            made = await asyncio.gather(
+                *(
+                    written(pool, contrast_of(name), sequence(place, **sampling), "speculative", params)
+                    for place in range(3)
+                )
+            )
+            assert [each.sequence.answer for each in made] == plain, drafter
+            accepted += sum(each.sequence.meter.speculation.accepted_tokens for each in made)
+    assert accepted > 0
+    assert all(model.busy().sequences == 0 for model in pool.models.values())
+
+
+def test_methods_that_read_contrasts() -> None:
+    assert {each.name for each in all_methods() if each.contrasts} == {"plain", "speculative"}
