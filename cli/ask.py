@@ -41,6 +41,8 @@ class Question:
     explain: bool = False
     cache: str = ""
     parse_special: bool = True
+    contrast: dict[str, Any] | None = None
+    context: str = ""
 
     @property
     def messages(self) -> tuple[ChatMessage, ...] | None:
@@ -86,6 +88,8 @@ def ask_server(
             explain=question.explain,
             cache=cache_class(question.cache),
             parse_special=question.parse_special,
+            context=question.context,
+            contrast=question.contrast,
             **question.sampling,
         ) as stream:
             for chunk in stream:
@@ -120,6 +124,7 @@ async def _finish(events: AsyncIterator[Event], show: Show) -> Usage:
 
 
 def _call(question: Question, pool: str) -> GenerateCall:
+    from turnout.part_choice import PartChoice
     from turnout.registry import validated
     from turnout.types import RouteLimits, SamplingParams
 
@@ -137,6 +142,8 @@ def _call(question: Question, pool: str) -> GenerateCall:
         cache=cache_class(question.cache),
         parse_special=question.parse_special,
         limits=validated(RouteLimits, question.limits, "limits"),
+        contrast=validated(PartChoice, question.contrast, "contrast") if question.contrast is not None else None,
+        context=question.context,
     )
 
 

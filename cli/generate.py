@@ -41,6 +41,8 @@ def generate(
     presence_penalty: Annotated[Rate, typer.Option(help="Subtracted once per generated token.")] = None,
     frequency_penalty: Annotated[Rate, typer.Option(help="Subtracted per occurrence.")] = None,
     processor: Annotated[list[str] | None, typer.Option(metavar=PART, help="Logits processor; repeatable.")] = None,
+    contrast: Annotated[str | None, typer.Option(metavar=PART, help="Streams that logits are combined with.")] = None,
+    context: Annotated[str, typer.Option(help="Text that the question is about; stands before it.")] = "",
     max_tokens: Annotated[Count, typer.Option(help="Most tokens generated.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     seed: Annotated[Count, typer.Option(help="Same seed, same tokens.")] = None,
@@ -65,20 +67,19 @@ def generate(
         "frequency_penalty": frequency_penalty, "seed": seed, "n": n, "logprobs": logprobs,
         "processors": [parse_part(each, "--processor") for each in processor or ()] or None,
     }  # fmt: skip
+    asked: dict[str, Any] = {
+        "model": model, "method": method, "deadline_s": deadline_s, "session": session, "explain": explain,
+        "cache": cache, "parse_special": parse_special, "context": context,
+        "contrast": parse_part(contrast, "--contrast") if contrast is not None else None,
+    }  # fmt: skip
     question = Question(
         text=read_stdin("prompt") if prompt == "-" else prompt,
         chat=chat,
         system=system,
-        model=model,
-        method=method,
         params=parse_params(param or []),
         sampling={name: value for name, value in given.items() if value is not None},
-        deadline_s=deadline_s,
-        session=session,
         limits=parse_params(limit or [], "--limit"),
-        explain=explain,
-        cache=cache,
-        parse_special=parse_special,
+        **asked,
     )
     _answer(question, None if local else address, config, plain, as_json, api_key_file)
 

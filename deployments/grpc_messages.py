@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
-from google.protobuf import struct_pb2
 
 from deployments.backend import Batch
 from deployments.extra_fields import NOT_IN_STREAMS, PromptFields
 from deployments.fan_out import first_token
 from deployments.grpc_chat import conversation, reasoning_mode, template, tool_choice
+from deployments.grpc_values import part_of, struct, struct_values
 from deployments.request_fields import checked_salt, parse_sampling, request_id, session_name
 from deployments.service import Answer
 from deployments.tools import CallReader
@@ -31,14 +30,12 @@ from turnout.calls import (
 from turnout.cost import Cost, ModelMeter
 from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import invalid
-from turnout.part_choice import PartChoice
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
 from turnout.structure import KINDS as STRUCTURE_KINDS
 from turnout.structure import Structure
 from turnout.types import FinishReason, RouteLimits, SamplingParams, TokenKind
 
-LARGEST_EXACT_INTEGER = 2.0**53
 KINDS: dict[TokenKind, Any] = {kind: pb.TokenKind.Value(f"TOKEN_KIND_{kind.name}") for kind in TokenKind}
 FINISH_REASONS: dict[FinishReason, Any] = {
     reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
@@ -75,6 +72,8 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         parse_special=not request.HasField("parse_special") or request.parse_special,
         rank=request.priority,
         cache_salt=checked_salt(request.cache_salt),
+        contrast=part_of(request.contrast, "contrast") if request.HasField("contrast") else None,
+        context=request.context,
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
         reasoning=reasoning_mode(request.chat),
@@ -164,14 +163,10 @@ def _sampling_values(request: pb.GenerateRequest) -> dict[str, Any]:
         if field.name == "logit_bias":
             values[field.name] = dict(value)
         elif field.name == "processors":
-            values[field.name] = tuple(_part(each, f"processors.{place}") for place, each in enumerate(value))
+            values[field.name] = tuple(part_of(each, f"processors.{place}") for place, each in enumerate(value))
         else:
             values[field.name] = tuple(value) if field.is_repeated else value
     return values
-
-
-def _part(message: pb.Part, field: str) -> PartChoice:
-    return PartChoice(name=message.name, params=struct_values(message.params, field))
 
 
 def _structure(request: pb.GenerateRequest) -> Structure | None:
@@ -182,41 +177,6 @@ def _structure(request: pb.GenerateRequest) -> Structure | None:
         return None
     value = getattr(request.structure, kind)
     return validated(Structure, {kind: list(value.texts) if kind == "choice" else value}, "structure")
-
-
-def struct_values(struct: struct_pb2.Struct, field: str) -> dict[str, Any]:
-    """Plain data. A Struct knows doubles only: whole numbers become integers.
-
-    Raises:
-        TurnoutError: a number is not finite.
-    """
-    return {key: _plain(value, f"{field}.{key}") for key, value in struct.fields.items()}
-
-
-def _plain(value: struct_pb2.Value, field: str) -> Any:
-    match value.WhichOneof("kind"):
-        case "number_value":
-            number = value.number_value
-            if not math.isfinite(number):
-                raise invalid(field, f"must be a finite number (got {number})")
-            return int(number) if number.is_integer() and abs(number) <= LARGEST_EXACT_INTEGER else number
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-        case "struct_value":
-            return struct_values(value.struct_value, field)
-        case "list_value":
-            return [_plain(item, f"{field}.{place}") for place, item in enumerate(value.list_value.values)]
-        case _:
-            return None
-
-
-def struct(values: dict[str, Any]) -> struct_pb2.Struct:
-    """JSON-like data as a message."""
-    message = struct_pb2.Struct()
-    message.update(values)
-    return message
 
 
 def chunk_message(call_id: str, model: str, batch: Batch, reader: CallReader | None = None) -> pb.GenerateChunk:

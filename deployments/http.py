@@ -29,6 +29,7 @@ from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies
 from deployments.choices import ChoicesSurface
 from deployments.console import http as console
+from deployments.decoding_body import request_parts
 from deployments.faults import guarded, respell
 from deployments.health import HealthReport
 from deployments.http_paths import HeadAsGet, redirect_slashes
@@ -47,7 +48,7 @@ from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
 from deployments.responses import http as response_routes
 from deployments.responses.surface import ResponsesSurface
-from deployments.schemas import Decoding, Job, chat_job, completion_job
+from deployments.schemas import Job, chat_job, completion_job
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
 from turnout.calls import PoolStats
@@ -124,7 +125,7 @@ def build_http(service: GenerationService) -> FastAPI:
             }
             for method in await service.methods()
         ]
-        chosen = _request_parts()
+        chosen = request_parts()
         parts = await service.parts(frozenset(slots_in(chosen)))
         listed: answers.MethodList = {"object": "list", "data": methods, "request": {**chosen, "x-parts": parts}}
         return JSONResponse(listed)
@@ -132,13 +133,6 @@ def build_http(service: GenerationService) -> FastAPI:
     _add_health(app, service)
     _add_inside(app, service)
     return app
-
-
-def _request_parts() -> dict[str, Any]:
-    """JSON schema of the fields of `Decoding` that choose parts: a list of them where its type is array, else one."""
-    schema = Decoding.model_json_schema()
-    chosen = {name: field for name, field in schema["properties"].items() if "x-slot" in field}
-    return {"type": "object", "properties": chosen, "$defs": {"PartChoice": schema["$defs"]["PartChoice"]}}
 
 
 def _add_generation(app: FastAPI, service: GenerationService) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from deployments.bodies import read_object
+from deployments.decoding_body import Decoding
 from deployments.extra_fields import (
     NO_EXTRAS,
     NOT_IN_STREAMS,
@@ -25,11 +26,10 @@ from deployments.tools import CalledTool, ToolBody, ToolChoice, choice_name, off
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, ReasoningMode, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
-from turnout.part_choice import PartChoice
 from turnout.registry import explain, validated
 from turnout.structure import Structure
 from turnout.tools import ToolCall
-from turnout.types import MOST_PROCESSORS, RouteLimits, SamplingParams
+from turnout.types import SamplingParams
 
 # OpenAI clients send these; they change nothing here.
 IGNORED_FIELDS = frozenset(
@@ -48,29 +48,6 @@ class StreamOptions(BodyPart):
     include_usage: bool = False
     continuous_usage_stats: Annotated[bool, Field(description="with include_usage: counts in every part")] = False
     include_obfuscation: Annotated[bool, Field(description="accepted and ignored")] = False
-
-
-class Decoding(BodyPart):
-    """Turnout's own part of a body: how to decode."""
-
-    method: str | None = None
-    params: dict[str, Any] = Field(default_factory=dict)
-    session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
-    explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
-    tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
-    parse_special: Annotated[
-        bool,
-        Field(description="whether special tokens that a raw prompt spells out are meant; in messages they never are"),
-    ] = True
-    limits: RouteLimits = RouteLimits()
-    processors: Annotated[
-        list[PartChoice],
-        Field(max_length=MOST_PROCESSORS, description="logits processors", json_schema_extra={"x-slot": "processors"}),
-    ] = Field(default_factory=list)
-    structure: Annotated[
-        dict[str, Any] | None,
-        Field(description="what the text must fit: one of json_schema, json_object, regex, grammar and choice"),
-    ] = None
 
 
 class CommonBody(ExtraFields):
@@ -293,6 +270,7 @@ def _validate(kind: type[B], values: dict[str, Any]) -> B:
 
 def _spelling() -> dict[str, str]:
     names = {name: f"decoding.{name}" for name in ("method", "params", "session", "limits", "processors")}
+    names |= {name: f"decoding.{name}" for name in ("contrast", "context")}
     return names | {"method.params": "decoding.params"}
 
 
@@ -389,6 +367,8 @@ def _job(
             cache=cache_class(body.cache),
             rank=body.priority,
             cache_salt=body.cache_salt,
+            contrast=body.decoding.contrast,
+            context=body.decoding.context,
         )
         for prompt, messages in inputs
     )

@@ -99,7 +99,7 @@ class Audits:
         call, plan = run.prepared.call, run.prepared.plan
         if not self._shadows.wants(call.tenant, call.request_id) or call.cache != "exact" or call.delivered:
             return
-        if plan is None or not plan.method.keeps_law(plan.params):
+        if plan is None or not plan.method.keeps_law(plan.params) or run.prepared.contrast is not None:
             return
         if not plan.method.continues(plan.params, call.sampling.greedy):
             return

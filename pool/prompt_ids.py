@@ -13,6 +13,26 @@ from turnout.errors import invalid, out_of_range
 from turnout.message_size import MOST_UNITS, units
 
 
+def with_context(call: GenerateCall) -> GenerateCall:
+    """The call with its context where models read it: before the prompt or the last user message, a blank line away.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: there is no text that it could stand before.
+    """
+    if not call.context:
+        return call
+    if call.messages is None:
+        if not isinstance(call.prompt, str):
+            raise invalid("context", "needs a prompt as text: put its token ids into the prompt")
+        return replace(call, prompt=f"{call.context}\n\n{call.prompt}", context="")
+    messages = list(call.messages)
+    last = max((place for place, turn in enumerate(messages) if turn.role == "user"), default=None)
+    if last is None:
+        raise invalid("context", "needs a message with role `user`")
+    messages[last] = replace(messages[last], content=f"{call.context}\n\n{messages[last].content}")
+    return replace(call, messages=tuple(messages), context="")
+
+
 def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> GenerateCall:
     """The call with a text after its question: the prompt, or the last user message."""
     if call.messages is None:
@@ -53,23 +73,25 @@ def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
 def num_chars(call: GenerateCall) -> int:
     """Characters that are to be encoded."""
     if call.messages is None:
-        return len(call.prompt) if isinstance(call.prompt, str) else 0
+        return len(call.context) + (len(call.prompt) if isinstance(call.prompt, str) else 0)
     asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
     return (
         asked
+        + len(call.context)
         + sum(len(turn.content) + len(turn.reasoning) for turn in call.messages)
         + sum(len(tool.parameters) for tool in call.tools)
     )
 
 
 def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int, most: int | None = None) -> list[int]:
-    """Token ids of a call's prompt or conversation.
+    """Token ids of a call's prompt or conversation, with its context.
 
     Raises:
         TurnoutError: empty, both or none given, ids outside the vocabulary, or text that cannot have as few as `most`.
     """
     if (call.prompt is None) == (call.messages is None):
         raise invalid("prompt", "give either a prompt or messages")
+    call = with_context(call)
     if call.messages is not None:
         if not call.messages:
             raise invalid("messages", "is empty; at least one message is needed")

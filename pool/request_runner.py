@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decoding.artifacts import Artifact
 from decoding.calibration import KIND as CALIBRATION
+from decoding.contrasted_model import contrasted
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from decoding.thinking import ThinkingWalk
@@ -26,11 +27,12 @@ from pool.routing import Routing
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
 from pool.usage import merged, usage_of
-from pool.validation import PreparedRequest
+from pool.validation import PreparedRequest, ResolvedMethod
 from turnout.calls import Chunk, Decided, Event, Regained, Usage
+from turnout.cost import Meter
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.tracing import current, header, within
-from turnout.types import Token
+from turnout.types import Segment, Token
 
 if TYPE_CHECKING:
     from pool.call_migration import HandOver
@@ -55,6 +57,23 @@ def _noting_artifacts(models: ModelPool, request: Request) -> ModelPool:
             request.notes.append(note)
 
     return replace(models, artifacts=models.artifacts.telling(opened))
+
+
+def _request_of(prepared: PreparedRequest, answer: Answer, share: Share) -> Request:
+    """What methods see of an answer's request."""
+    call, contrast = prepared.call, prepared.contrast
+    request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens, streams=True)
+    if contrast is not None:
+        request.contrast = contrast.of_call(call, share)
+    return request
+
+
+@asynccontextmanager
+async def _running(plan: ResolvedMethod, request: Request, models: ModelPool) -> AsyncIterator[AsyncIterator[Segment]]:
+    """Yield the segments of a method that runs; then all that it used is free."""
+    with contrasted(request, _noting_artifacts(models, request), plan.params) as seen:
+        async with aclosing(plan.method.run(request, seen, plan.params)) as segments:  # type: ignore[type-var]
+            yield segments
 
 
 async def _pack(answers: list[Answer], handover: HandOver, put: Callable[[Answer], None] | None) -> Exception | None:
@@ -145,10 +164,10 @@ class RequestRunner:
         self._tokenizer = tokenizer
         self._large = large
         self._started = time.perf_counter()
-        self._first_token_s = 0.0
-        self._regained = False
+        self._first_token_s, self._regained = 0.0, False
         self._notes = budget_notes(prepared.call, prepared.thinking)
         self._extra: dict[str, Any] = {}
+        self._stream_meter = Meter()
         self._running = running if running is not None else set()
         self._answered = answered
         self._tasks: list[asyncio.Task[None]] = []
@@ -238,7 +257,7 @@ class RequestRunner:
         Puts the chunks into the queue, then None or the error.
         """
         call = self.prepared.call
-        request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens, streams=True)
+        request = _request_of(self.prepared, answer, self._share)
         try:
             if answer.index != FIRST:
                 # The first answer computes the prompt; the others find its blocks in the pool.
@@ -267,6 +286,7 @@ class RequestRunner:
                 request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
             self._extra = merged(self._extra, request.extra)
+            self._stream_meter.merge(request.stream_meter)
             for each in self._written_with(answer):
                 _release(each.sequence, self._models)
 
@@ -289,8 +309,7 @@ class RequestRunner:
         if (span := current()) is not None:
             span.update_name(f"method {plan.method.name}")
             models = spanned(models)
-        models = _noting_artifacts(models, request)
-        async with aclosing(plan.method.run(request, models, plan.params)) as segments:  # type: ignore[type-var]
+        async with _running(plan, request, models) as segments:
             async for segment in segments:
                 into = written[segment.answer]
                 if segment.tokens:
@@ -351,7 +370,7 @@ class RequestRunner:
 
     def _usage(self) -> Usage:
         seconds = (self._first_token_s, time.perf_counter() - self._started)
-        sequences = [answer.sequence for answer in self.answers]
-        large = self._models.models[self._large]
-        usage = usage_of(self.prepared, sequences, large, seconds, self._extra, tuple(self._notes), self._routing)
+        left = (self._extra, tuple(self._notes), self._routing, self._stream_meter)
+        written = [answer.sequence for answer in self.answers]
+        usage = usage_of(self.prepared, written, self._models.models[self._large], seconds, *left)
         return replace(usage, reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers))

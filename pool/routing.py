@@ -299,6 +299,8 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
         if (value := getattr(call.limits, name)) is not None
     }
     body["decoding"] = {"session": call.session, "limits": limits, "parse_special": call.parse_special}
+    if call.context:
+        body["decoding"]["context"] = call.context
     structure = call.sampling.structure
     if structure is not None and structure.kind == "tools":
         rules = CallRules.of(structure)

@@ -68,6 +68,7 @@ def usage_of(
     extra: Mapping[str, Any],
     notes: tuple[str, ...],
     routing: Routing | None,
+    streams: Meter,
 ) -> Usage:
     """What a call took.
 
@@ -79,11 +80,13 @@ def usage_of(
         extra: what its method left: parameters it ran with, drift.
         notes: for the person who reads the answer.
         routing: of the call, if it was routed.
+        streams: the work done for streams of a contrast, which is part of what models did.
     """
     plan, meter = prepared.plan, Meter()
     assert plan is not None
     for sequence in sequences:
         meter.merge(sequence.meter)
+    meter.merge(streams)
     first_token_s, wall_s = seconds
     prompt_tokens = len(prepared.prompt)
     return Usage(

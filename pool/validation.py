@@ -10,8 +10,9 @@ from typing import Any
 
 from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
+from pool.contrast import PreparedContrast, prepare_contrast, render_contrast
 from pool.processors import with_processors
-from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
+from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_context, with_suffix
 from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
@@ -62,6 +63,7 @@ class PreparedRequest:
         account: whose time on the models it takes; "": the tenant's.
         renderings: the conversation in the templates and tokens of models with another vocabulary, by model.
         thinking: how the answers' thinking is found; None: it is not.
+        contrast: streams that the answering model's logits are combined with; None: there are none.
     """
 
     call: GenerateCall
@@ -73,6 +75,7 @@ class PreparedRequest:
     account: str = ""
     renderings: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     thinking: Thinking | None = None
+    contrast: PreparedContrast | None = None
 
     @property
     def tool_format(self) -> str:
@@ -139,6 +142,7 @@ class RequestValidator:
         check_delivered(call, self.vocab_size)
         call = self.defaults.applied(call)
         plan = self._plan_of(call)
+        part = prepare_contrast(call, plan.method if plan is not None else None, self.roles, self.foreign)
         prompt = self._encoded(call)
         if len(prompt) >= self.max_length:
             name = "messages" if call.messages is not None else "prompt"
@@ -160,9 +164,13 @@ class RequestValidator:
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
         thinking = thinking_of_call(self.thinking, call, prompt, self.tokenizer)
-        return PreparedRequest(
+        made = PreparedRequest(
             call, plan, prompt, seed, most, renderings=self._renderings(call, plan), thinking=thinking
         )
+        if part is None:
+            return made
+        room = self.max_length - most
+        return replace(made, contrast=render_contrast(part, call, prompt, self.tokenizer, self.vocab_size, room))
 
     def _in_format(self, call: GenerateCall) -> GenerateCall:
         """The call whose answers may call tools in the way of the pool's models."""
@@ -198,9 +206,10 @@ class RequestValidator:
         drafts = plan is not None and plan.method.across_vocabularies
         cut = call.sampling.truncate_prompt_tokens is not None
         if call.messages is not None and drafts and not cut and num_chars(call) <= LONG:
+            turns = with_context(call).messages or ()
             for model, tokenizer in self.tokenizers.items():
                 with suppress(TurnoutError):
-                    found[model] = tuple(tokenizer.encode_chat(call.messages, call.tools, None, call.template))
+                    found[model] = tuple(tokenizer.encode_chat(turns, call.tools, None, call.template))
         return found
 
     async def admit(self, call: GenerateCall) -> PreparedRequest:

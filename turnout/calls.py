@@ -11,6 +11,7 @@ from turnout.descriptions import EndToken as EndToken
 from turnout.descriptions import MethodDescription as MethodDescription
 from turnout.descriptions import ModelDescription as ModelDescription
 from turnout.errors import TurnoutError, invalid
+from turnout.part_choice import PartChoice
 from turnout.pool_stats import AuditDiff as AuditDiff
 from turnout.pool_stats import AuditStats as AuditStats
 from turnout.pool_stats import CacheStats as CacheStats
@@ -150,6 +151,8 @@ class GenerateCall:
         reasoning: where the thinking of a conversation's answer goes.
         tool_choice: which of the tools is to be called, as it was asked: "", the model decides; none, required, or the
             name of one. `sampling.structure` holds models of this engine to it.
+        contrast: streams that the answering model's logits are combined with; None: there are none.
+        context: text that the question is about, before the prompt or the last user message; "" without.
     """
 
     request_id: str
@@ -184,6 +187,8 @@ class GenerateCall:
     cache_salt: str = ""
     reasoning: ReasoningMode = "split"
     tool_choice: str = ""
+    contrast: PartChoice | None = None
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ TOOL_MODES = ("none", "auto", "required")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
-    | {"token_details", "parse_special", "prompt_logprobs"}
+    | {"token_details", "parse_special", "prompt_logprobs", "context"}
 )
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
@@ -143,11 +143,13 @@ def _tool(tool: Tool | Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "parameters": json.dumps(function.get("parameters") or {})}
 
 
-def _part(value: Any, field: str) -> PartChoice:
+def _set_part(message: pb.Part, value: Any, field: str) -> None:
     try:
-        return PartChoice.model_validate(value)
+        choice = PartChoice.model_validate(value)
     except ValidationError as error:
         raise explain(error, field, PartChoice) from None
+    message.name = choice.name
+    message.params.update(to_jsonable_python(choice.params))
 
 
 def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
@@ -172,13 +174,14 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _assign(name, request, {name: value})
     elif name == "processors":
         for place, each in enumerate(value):
-            choice = _part(each, f"processors.{place}")
-            request.sampling.processors.add(name=choice.name).params.update(to_jsonable_python(choice.params))
+            _set_part(request.sampling.processors.add(), each, f"processors.{place}")
+    elif name == "contrast":
+        _set_part(request.contrast, value, name)
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        others = {"chat_template_kwargs", "limits", "params", "structure", "tools", "tool_choice"}
+        others = {"chat_template_kwargs", "contrast", "limits", "params", "structure", "tools", "tool_choice"}
         allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, *CHAT_OPTIONS, *others})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 

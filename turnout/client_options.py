@@ -52,10 +52,11 @@ class Options(Sampling, total=False):
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
     none, auto, required or the name of the one that must be called; `parallel_tool_calls` (True): an answer may call
-    several. `chat_template_kwargs` are variables of the model's chat template, `reasoning_effort` is none, minimal,
-    low, medium, high or xhigh (or as the pool is configured), and `continue_final_message` continues the last message,
-    which is the assistant's. `reasoning` says where the thinking goes: split (apart from the text), hide or raw (into
-    the text).
+    several. `contrast` is a name, or an object with one and its parameters: streams that the logits are combined with;
+    `context` is text that the question is about, before the prompt or the last user message. `chat_template_kwargs` are
+    variables of the model's chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the
+    pool is configured), and `continue_final_message` continues the last message, which is the assistant's. `reasoning`
+    says where the thinking goes: split (apart from the text), hide or raw (into the text).
     """
 
     model: str
@@ -81,3 +82,5 @@ class Options(Sampling, total=False):
     continue_final_message: bool
     reasoning: ReasoningMode
     prompt_logprobs: int
+    contrast: str | Mapping[str, Any] | None
+    context: str

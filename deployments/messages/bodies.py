@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from deployments.decoding_body import Decoding
 from deployments.extra_fields import CallFields
 from deployments.request_fields import BodyPart
-from deployments.schemas import SAMPLING_FIELDS, Decoding
+from deployments.schemas import SAMPLING_FIELDS
 from turnout.calls import CACHE_CLASSES
 
 # Clients send these; they change nothing here: prefixes are cached without being marked, and the context is not edited.

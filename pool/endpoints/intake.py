@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pool.contrast import refuse_contrast
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
-from pool.prompt_ids import with_suffix
+from pool.prompt_ids import with_context, with_suffix
 from pool.validation import PreparedRequest, RequestValidator, check_min_tokens, overridden
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
@@ -42,6 +43,8 @@ class TextIntake(RequestValidator):
         if call.prompt is not None and not isinstance(call.prompt, str):
             role, model = next(iter(self.endpoints.items()))
             raise invalid("prompt", f"token ids need the tokens of the models, and {model!r} ({role}) is an endpoint")
+        refuse_contrast(call, *next(iter(self.endpoints.items())))
+        call = with_context(call)
         plan = self._plan_of(call)
         seed = call.sampling.seed if call.sampling.seed is not None else secrets.randbelow(MAX_SEED)
         sampling = self.defaults.filled(call.sampling).model_copy(update={"seed": seed})

@@ -5,7 +5,8 @@ import math
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
-from deployments.grpc_messages import generate_call, spelling, struct_values
+from deployments.grpc_messages import generate_call, spelling
+from deployments.grpc_values import struct_values
 from deployments.grpc_wire import parse
 from turnout.errors import Code, TurnoutError
 from turnout.proto import generation_pb2 as pb

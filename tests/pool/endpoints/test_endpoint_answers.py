@@ -10,6 +10,7 @@ import pytest
 
 from tests.pool.endpoints.scripted import answer, ask, event, refusal, refused, stream, text_of, words
 from turnout.errors import Code
+from turnout.part_choice import PartChoice
 from turnout.types import FinishReason
 
 
@@ -130,3 +131,13 @@ async def test_llama_cpp_gives_log_probabilities_only_with_alternatives(site, as
     prompt = replace(ask(sampling={"logprobs": asked}), messages=None, prompt="hi")
     await answer(site.pool(None, large, dialect="llama.cpp"), prompt)
     assert large.bodies[1]["logprobs"] == max(asked, 1)
+
+
+async def test_a_context_is_part_of_the_prompt_and_a_contrast_is_refused(site):
+    large = await site.server(words("ok"))
+    pool = site.pool(None, large)
+    await answer(pool, replace(ask(), context="Ann won."))
+    [body] = large.bodies
+    assert body["messages"][-1]["content"].startswith("Ann won.\n\n")
+    error = await refused(pool, replace(ask(), contrast=PartChoice.of("cfg")))
+    assert (error.field, "is an endpoint" in error.message) == ("contrast", True)

@@ -1,0 +1,51 @@
+"""The part of request bodies that says how to decode."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from deployments.request_fields import BodyPart
+from turnout.part_choice import PartChoice
+from turnout.types import MOST_PROCESSORS, RouteLimits
+
+
+class Decoding(BodyPart):
+    """Turnout's own part of a body: how to decode."""
+
+    method: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
+    explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
+    tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
+    parse_special: Annotated[
+        bool,
+        Field(description="whether special tokens that a raw prompt spells out are meant; in messages they never are"),
+    ] = True
+    limits: RouteLimits = RouteLimits()
+    processors: Annotated[
+        list[PartChoice],
+        Field(max_length=MOST_PROCESSORS, description="logits processors", json_schema_extra={"x-slot": "processors"}),
+    ] = Field(default_factory=list)
+    contrast: Annotated[
+        PartChoice | None,
+        Field(
+            description="streams that the logits are combined with: a name, or an object with one",
+            json_schema_extra={"x-slot": "contrast"},
+        ),
+    ] = None
+    context: Annotated[
+        str, Field(description="text that the question is about; stands before the prompt or the last user message")
+    ] = ""
+    structure: Annotated[
+        dict[str, Any] | None,
+        Field(description="what the text must fit: one of json_schema, json_object, regex, grammar and choice"),
+    ] = None
+
+
+def request_parts() -> dict[str, Any]:
+    """JSON schema of the fields of `Decoding` that choose parts: a list of them where its type is array, else one."""
+    schema = Decoding.model_json_schema()
+    chosen = {name: field for name, field in schema["properties"].items() if "x-slot" in field}
+    return {"type": "object", "properties": chosen, "$defs": {"PartChoice": schema["$defs"]["PartChoice"]}}
