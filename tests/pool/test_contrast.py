@@ -1,0 +1,115 @@
+"""Contrasts of requests: refused by name before work starts, and in force in a pool's answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.grpc_messages import generate_call
+from deployments.schemas import chat_job
+from pool.local_pool import LocalPool
+from tests.engine.harness import answer, call_of
+from turnout.calls import ChatMessage, GenerateCall
+from turnout.client_messages import generate_request
+from turnout.errors import TurnoutError
+from turnout.part_choice import PartChoice
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONTEXT = "ab ab ab ab"
+
+
+def asked(contrast: Any, context: str = "", method: str = "plain", prompt: Any = "ab", **sampling: Any) -> GenerateCall:
+    sampling = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True} | sampling
+    choice = PartChoice.model_validate(contrast) if contrast is not None else None
+    return replace(call_of(prompt, method, **sampling), contrast=choice, context=context)
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "said"),
+    [
+        (asked("cadd", CONTEXT), "contrast", "cad"),
+        (asked({"name": "cad", "alpha": -1}, CONTEXT), "contrast.alpha", "greater than or equal to 0"),
+        (asked("cad"), "context", "needs it"),
+        (asked("cad", CONTEXT, "random_switch"), "contrast", "'random_switch' does not read it; allowed: plain, spec"),
+        (
+            asked({"name": "contrastive", "amateur": "child"}),
+            "contrast.amateur",
+            "no model has the role 'child'; the pool's roles: large, small",
+        ),
+        (asked({"name": "dola", "layers": [99]}), "contrast.layers", "layer 99; allowed: 1 to"),
+        (asked({"name": "cfg", "negative_prompt": "a" * 3000}), "contrast", "'negative' of 'cfg' has 3"),
+        (asked("cad", CONTEXT, truncate_prompt_tokens=4), "truncate_prompt_tokens", "not allowed with contrast"),
+        (asked(None, CONTEXT, prompt=(65, 66)), "context", "needs a prompt as text"),
+    ],
+)
+async def test_refusals_name_the_field(pool: LocalPool, call: GenerateCall, field: str, said: str) -> None:
+    with pytest.raises(TurnoutError) as caught:
+        await answer(pool, call)
+    assert (caught.value.field, said in caught.value.message) == (field, True), caught.value.message
+    assert pool.stats().sequences == 0
+
+
+async def test_a_context_stands_before_the_question(pool: LocalPool) -> None:
+    def tokens(call: GenerateCall) -> list[int]:
+        return pool.intake().prepare(call).prompt
+
+    assert tokens(asked(None, CONTEXT)) == tokens(asked(None, prompt=f"{CONTEXT}\n\nab"))
+    turns = (ChatMessage("system", "s"), ChatMessage("user", "q"))
+    chat = replace(call_of("", "plain"), prompt=None, messages=turns)
+    joined = replace(chat, messages=(turns[0], ChatMessage("user", f"{CONTEXT}\n\nq")))
+    assert tokens(replace(chat, context=CONTEXT)) == tokens(joined)
+    assert await pool.tokens(replace(chat, context=CONTEXT)) == tokens(joined)
+    with pytest.raises(TurnoutError, match=r"^context: needs a message with role `user`$"):
+        tokens(replace(chat, messages=turns[:1], context=CONTEXT))
+
+
+async def test_streams_of_a_request(pool: LocalPool) -> None:
+    prepared = pool.intake().prepare(asked("cad", CONTEXT))
+    assert prepared.contrast is not None
+    assert prepared.contrast.prompts == {"without_context": tuple(pool.tokenizer.encode("ab"))}
+    turns = (ChatMessage("system", "Be kind."), ChatMessage("user", "q"))
+    chat = replace(
+        call_of("", "plain"), prompt=None, messages=turns, contrast=PartChoice.of("instructive", noise="empty")
+    )
+    prepared = pool.intake().prepare(chat)
+    assert prepared.contrast is not None
+    bare = pool.tokenizer.encode_chat(turns[1:])
+    assert prepared.contrast.prompts == {"noisy": tuple(bare)}
+    prepared = pool.intake().prepare(asked("cfg"))
+    assert prepared.contrast is not None
+    assert len(prepared.contrast.prompts["negative"]) == 1
+
+
+@pytest.mark.parametrize("method", ["plain", "speculative"])
+async def test_a_contrast_holds_in_answers(pool: LocalPool, method: str) -> None:
+    plain = await answer(pool, asked(None, CONTEXT, method))
+    off = await answer(pool, asked({"name": "cad", "alpha": 0}, CONTEXT, method))
+    assert off.ids == plain.ids
+    held = await answer(pool, asked({"name": "cad", "alpha": 20}, CONTEXT, method, n=2))
+    alone = await answer(pool, asked({"name": "cad", "alpha": 20}, CONTEXT))
+    assert held.ids == alone.ids != plain.ids
+    large = pool.roles["large"]
+    read = held.usage.models[large]
+    stream = len(pool.tokenizer.encode("ab"))
+    assert held.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert held.usage.cached_tokens <= held.usage.prompt_tokens
+    assert read.prompt_tokens + read.cached_tokens >= held.usage.prompt_tokens + 2 * stream
+    assert held.usage.cost.spent.paper == plain.usage.cost.spent.paper  # streams write nothing
+    assert pool.stats().sequences == 0
+
+
+async def test_the_fields_of_each_interface() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    job = chat_job({**body, "decoding": {"contrast": {"name": "cad", "alpha": 1}, "context": CONTEXT}})
+    assert (job.calls[0].contrast, job.calls[0].context) == (PartChoice.of("cad", alpha=1), CONTEXT)
+    with pytest.raises(TurnoutError) as caught:
+        chat_job({**body, "decoding": {"contrast": {"alpha": 1}}})
+    assert caught.value.field == "decoding.contrast.name"
+    call = generate_call(generate_request("x", None, {"contrast": {"name": "cad", "alpha": 0.5}, "context": CONTEXT}))
+    assert (call.contrast, call.context) == (PartChoice.of("cad", alpha=0.5), CONTEXT)
+    assert generate_call(generate_request("x", None, {})).contrast is None
+    with pytest.raises(TurnoutError, match=r"^contrast\.name: "):
+        generate_request("x", None, {"contrast": {"alpha": 0.5}})
