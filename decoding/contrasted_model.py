@@ -50,7 +50,7 @@ def contrasted(request: Request, models: ModelPool, params: Any) -> Iterator[Mod
         yield models
         return
     model = models.by_role(getattr(params, "model", "large"))
-    made = ContrastedModel(model, models, asked)
+    made = ContrastedModel(model, models, asked, request.sequence)
     request.notes.append(f"contrast {asked.part.name}: logits combined from {made.num_streams} streams")
     try:
         yield replace(models, models={**models.models, model.name: made})
@@ -88,15 +88,17 @@ class ContrastedModel(WrappedModel):
         inner: the model that answers.
         models: the pool.
         contrast: of the request.
+        main: the request's sequence.
 
     Attributes:
+        max_length: most tokens of the main stream with which all streams fit their models.
         runs_here: its decode loop runs in this process, wherever the models are.
         num_streams: streams that its rows are combined from, the main one included.
     """
 
     runs_here = True
 
-    def __init__(self, inner: Model, models: ModelPool, contrast: RequestContrast) -> None:
+    def __init__(self, inner: Model, models: ModelPool, contrast: RequestContrast, main: Sequence) -> None:
         super().__init__(inner)
         self._part, self._prompts = contrast.part, contrast.prompts
         self._meter = Meter()
@@ -108,6 +110,8 @@ class ContrastedModel(WrappedModel):
             reader = readers.setdefault((model.name, stream.prompt), _Reader(model, stream.prompt))
             reader.streams.append((place, stream.layer))
         self._readers = list(readers.values())
+        lengths = {name: len(prompt.tokens) - main.num_prompt_tokens for name, prompt in self._prompts.items()}
+        self.max_length = min(each.model.max_length - lengths.get(each.prompt, 0) for each in self._readers)
         self._followers: dict[Sequence, list[Sequence]] = {}
 
     async def do(self, seq: Sequence, op: Operation[R]) -> R:

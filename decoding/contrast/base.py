@@ -47,7 +47,7 @@ class Stream:
     Attributes:
         role: of the model that reads it; MAIN: the one that answers.
         prompt: which of the contrast's `prompts` it reads; MAIN: the request's.
-        layer: number of the layer, from 0, whose output goes through the head, without the last norm; None: all run.
+        layer: number of layers, of which the last one's output goes through the head, without the last norm; None: all.
     """
 
     role: str = MAIN

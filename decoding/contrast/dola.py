@@ -50,7 +50,7 @@ class Dola(Contrast):
 
     def streams(self, models: ModelPool, model: Model) -> tuple[Stream, ...]:
         """See `Contrast.streams`."""
-        return tuple(Stream(layer=number - 1) for number in self._numbers(model.num_layers))
+        return tuple(Stream(layer=number) for number in self._numbers(model.num_layers))
 
     def _numbers(self, count: int) -> tuple[int, ...]:
         """Candidates among layers 1 to `count`, the last of which is none."""

@@ -33,4 +33,5 @@ async def test_answers_are_the_same_there(
     assert there.ids != (await answer(remote, replace(call, contrast=None))).ids
     large = there.usage.models["large"]
     assert large.generated_tokens == here.usage.models["large"].generated_tokens
+    await remote.settle()
     assert remote.stats().sequences == local.stats().sequences == 0

@@ -84,7 +84,7 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "generate", "count", "--address", "there:1", "--method", "plain", "--param", "a=0.5", "--param", "b=text",
         "--param", "c=null", "--temperature", "0", "--max-tokens", "9", "--stop", "x", "--stop", "y", "--model", "p",
         "--system", "be brief", "--deadline-s", "3", "--session", "s1", "--limit", "quality=0.9", "--explain",
-            "--cache", "lossy", "--no-parse-special",
+            "--cache", "lossy", "--no-parse-special", "--contrast", "cad:alpha=0.5", "--context", "one two",
     )  # fmt: skip
     assert result.code == 0
     address, prompt, options = client.asked
@@ -100,6 +100,8 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "explain": True,
         "cache": "lossy",
         "parse_special": False,
+        "contrast": {"name": "cad", "params": {"alpha": 0.5}},
+        "context": "one two",
         "temperature": 0.0,
         "max_tokens": 9,
         "stop": ["x", "y"],

@@ -51,22 +51,26 @@ async def engine_tokens(part: Contrast) -> list[int]:
     return request.sequence.answer
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("scale", [0.0, 1.7, 3.0])
 @torch.inference_mode()
-async def test_classifier_free_guidance(scale: float) -> None:
+def guided(scale: float) -> list[int]:
     reference, tokens = made(), torch.tensor([PROMPT])
     guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, reference, torch.tensor([NEGATIVE]))
     for _ in range(TOKENS):
         scores = guide(tokens, reference(tokens).logits[:, -1])
         tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], -1)
-    assert await engine_tokens(Cfg(Cfg.Params(scale=scale))) == tokens[0, len(PROMPT) :].tolist()
+    answer: list[int] = tokens[0, len(PROMPT) :].tolist()
+    return answer
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("scale", [0.0, 1.7, 3.0])
+async def test_classifier_free_guidance(scale: float) -> None:
+    assert await engine_tokens(Cfg(Cfg.Params(scale=scale))) == guided(scale)
+
+
 @torch.inference_mode()
-async def test_dola() -> None:
-    """By the definitions: early laws through the head alone, the layer that is farthest, tokens near the best."""
+def by_definition() -> tuple[list[int], set[int]]:
+    """Early laws through the head alone, the layer that is farthest, tokens near the best; and the layers chosen."""
     reference, tokens, chosen = made(), torch.tensor([PROMPT]), set()
     for _ in range(TOKENS):
         out = reference(tokens, output_hidden_states=True)
@@ -81,5 +85,11 @@ async def test_dola() -> None:
         near = last >= last.max() + torch.tensor(0.1).log()
         best = (last - early[layer]).masked_fill(~near, float("-inf")).argmax()
         tokens = torch.cat([tokens, best.view(1, 1)], -1)
+    return tokens[0, len(PROMPT) :].tolist(), chosen
+
+
+@pytest.mark.asyncio
+async def test_dola() -> None:
+    answer, chosen = by_definition()
     assert len(chosen) > 1
-    assert await engine_tokens(Dola(Dola.Params(layers=(1, 2, 3)))) == tokens[0, len(PROMPT) :].tolist()
+    assert await engine_tokens(Dola(Dola.Params(layers=(1, 2, 3)))) == answer

@@ -1,0 +1,68 @@
+"""Combined rows over models that are functions: what fits, other vocabularies, faults of one stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decoding.contrast.base import RequestContrast, StreamPrompt
+from decoding.contrast.cfg import Cfg
+from decoding.contrast.contrastive import Contrastive
+from decoding.contrasted_model import ContrastedModel, contrasted
+from decoding.fakes import TableModel, pair
+from decoding.model import ReadSpec, Request
+from decoding.sequence import Sequence
+from turnout.registry import get_method
+from turnout.types import SamplingParams
+
+PROMPT = [0, 1, 2, 3]
+
+
+def table(name: str, logits: list[float], max_length: int = 100) -> TableModel:
+    return TableModel(name, lambda tokens: torch.tensor(logits), len(logits), max_length=max_length)
+
+
+def sequence() -> Sequence:
+    return Sequence(PROMPT, SamplingParams(max_tokens=6, temperature=0.0), seed=0)
+
+
+def test_what_fits_is_what_fits_every_stream() -> None:
+    small, large = table("small", [0.0] * 4, max_length=50), table("large", [0.0] * 4)
+    negative = RequestContrast(Cfg(), {"negative": StreamPrompt(tuple(range(10)))})
+    assert ContrastedModel(large, pair(small, large), negative, sequence()).max_length == 94
+    short = RequestContrast(Cfg(), {"negative": StreamPrompt((0,))})
+    assert ContrastedModel(large, pair(small, large), short, sequence()).max_length == 100
+    assert ContrastedModel(large, pair(small, large), RequestContrast(Contrastive()), sequence()).max_length == 50
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("amateur", [[9.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0, 4.0]])
+async def test_paddings_of_vocabularies_may_differ(amateur: list[float]) -> None:
+    small, large = table("small", amateur), table("large", [2.0, 1.9, 0.0, -9.0])
+    model = ContrastedModel(large, pair(small, large), RequestContrast(Contrastive()), sequence())
+    [row] = await model.extend(sequence(), want=ReadSpec(logits=True))
+    assert row.token == 1
+    assert row.logits is not None
+    assert row.logits.shape == (4,)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_fails_ends_the_answer_and_leaves_nothing() -> None:
+    def fails(tokens: list[int]) -> torch.Tensor:
+        if len(tokens) > len(PROMPT) + 2:
+            raise RuntimeError("the amateur has lost its weights")
+        return torch.zeros(4)
+
+    small, large = TableModel("small", fails, 4), table("large", [2.0, 1.9, 0.0, -9.0])
+    request, plain = Request("r", sequence(), contrast=RequestContrast(Contrastive())), get_method("plain")
+    with (
+        pytest.raises(RuntimeError, match="lost its weights"),
+        contrasted(request, pair(small, large), plain.parse({})) as models,
+    ):
+        async for _ in plain.run(request, models, plain.parse({})):
+            pass
+    assert len(request.sequence.answer) == 3
+    large.release(request.sequence)
+    assert small.busy().sequences == large.busy().sequences == 0
+    assert request.stream_meter.models["small"].forwards == 4
+    assert request.stream_meter.models["small"].prompt_tokens == len(PROMPT)
