@@ -14,7 +14,7 @@ from functools import cache
 
 from turnout.tool_formats.base import MARKED, ToolFormat
 
-PARTS = frozenset({"base", "grammar", "json_scanner", "parser", "schemas"})
+PARTS = frozenset({"base", "grammar", "json_scanner", "parser", "schemas", "tagged"})
 FALLBACK = "plain_json"
 
 

@@ -15,8 +15,10 @@ from turnout.structure import JSON_FORM
 from turnout.tool_formats.json_scanner import JsonScanner
 from turnout.tools import ToolCall
 
-NAME = "\ue000"  # stands for a function's name in the pieces of a syntax
+# Stand in the pieces of a syntax for a function's name, an id or number of the call, and a line break that may be missing.
+NAME, ID, BREAK = "\ue000", "\ue001", "\ue002"
 NAME_PATTERN = r"(?P<name>[a-zA-Z0-9_.\-]{1,64})"
+ID_PATTERN = r"[a-zA-Z0-9]{1,32}"
 BLANKS = r"\s{0,16}"
 MARKED = ":marked"  # behind a format's name: only calls that begin with a mark
 JSON_SIGNS = frozenset("{}[],:")
@@ -99,7 +101,7 @@ class CallSyntax:
     """One way to write calls: `begin`, then for each call `open`, its arguments and `close`, then `end`.
 
     Attributes:
-        open: text before a call's arguments, with NAME in it.
+        open: text before a call's arguments, with NAME in it, and ID where the call has one.
         close: text after the arguments.
         begin: text before the first call.
         separator: text between two calls.
@@ -125,8 +127,11 @@ class CallSyntax:
 
     def framed(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write calls by name and arguments, which are written already."""
-        each = [f"{self.open.replace(NAME, name)}{arguments}{self.close}" for name, arguments in calls]
-        return f"{self.begin}{self.separator.join(each)}{self.end}"
+        each = [
+            f"{self.open.replace(NAME, name).replace(ID, str(place))}{arguments}{self.close}"
+            for place, (name, arguments) in enumerate(calls)
+        ]
+        return f"{self.begin}{self.separator.join(each)}{self.end}".replace(BREAK, "\n")
 
     @cached_property
     def first(self) -> Any:
@@ -217,12 +222,12 @@ def lenient(text: str) -> str:
             made.append(BLANKS)
 
     for piece in _PIECES.findall(text):
-        if piece.isspace():
+        if piece.isspace() or piece == BREAK:
             blanks()
         elif piece in JSON_SIGNS:
             blanks()
             made.append(re.escape(piece))
             blanks()
         else:
-            made.append(NAME_PATTERN if piece == NAME else re.escape(piece))
+            made.append({NAME: NAME_PATTERN, ID: ID_PATTERN}.get(piece) or re.escape(piece))
     return "".join(made[:-1] if made[-1:] == [BLANKS] else made)

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
-from turnout.tool_formats.base import NAME, CallSyntax, Literal, ToolFormat, json_rule
+from turnout.tool_formats.base import BREAK, ID, ID_PATTERN, NAME, CallSyntax, Literal, ToolFormat, json_rule
 
 _SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
 ESCAPED_SLASH = r"\1\/"
@@ -119,9 +119,9 @@ def _calls(
 def _literal(text: str, special: Mapping[str, int]) -> str:
     """A text, in which special tokens are meant, as part of a rule."""
     names = sorted((name for name in special if name in text), key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-    made = [f"<[{special[piece]}]>" if piece in special else json.dumps(piece, ensure_ascii=False) for piece in pieces]
-    return " ".join(each for each in made if each != '""')
+    meant = {ID: f"/{ID_PATTERN}/", BREAK: r'"\n"?'} | {name: f"<[{special[name]}]>" for name in names}
+    pieces = re.split(f"({'|'.join(map(re.escape, [*names, ID, BREAK]))})", text)
+    return " ".join(meant.get(piece) or json.dumps(piece, ensure_ascii=False) for piece in pieces if piece)
 
 
 def _answer(answer: Structure) -> str:
