@@ -15,7 +15,7 @@ from turnout.structure import JSON_FORM
 from turnout.tool_formats.json_scanner import JsonScanner
 from turnout.tools import ToolCall
 
-# Stand in the pieces of a syntax for a function's name, an id or number of the call, and a line break that may be missing.
+# Stand in a syntax for a function's name, an id or number of the call, and a line break that may be missing.
 NAME, ID, BREAK = "\ue000", "\ue001", "\ue002"
 NAME_PATTERN = r"(?P<name>[a-zA-Z0-9_.\-]{1,64})"
 ID_PATTERN = r"[a-zA-Z0-9]{1,32}"

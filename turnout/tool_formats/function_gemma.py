@@ -19,35 +19,42 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipl
 
 
 class EscapedArguments:
-    """Arguments with bare keys. Implements `turnout.tool_formats.base.Arguments`."""
+    """Arguments with bare keys. Implements `turnout.tool_formats.base.Arguments`.
+
+    Args:
+        escape: what stands before and after a text.
+    """
 
     opens = r"(?=\{)"
-    example = f"{{NAME:VALUE,NAME:{ESCAPE}TEXT{ESCAPE}}}"
     short = "{...}"
+
+    def __init__(self, escape: str) -> None:
+        self._escape = escape
+        self.example = f"{{NAME:VALUE,NAME:{escape}TEXT{escape}}}"
 
     def written(self, arguments: str) -> str:
         """See `Arguments.written`."""
-        return _written(json.loads(arguments))
+        return _written(json.loads(arguments), self._escape)
 
     def scanner(self, schema: Any) -> EscapedScanner:
         """See `Arguments.scanner`."""
-        return EscapedScanner()
+        return EscapedScanner(self._escape)
 
     def rules(self, name: str, schema: Any, literal: Literal) -> list[str]:
         """See `Arguments.rules`."""
-        return _Rules(name, schema, literal).lines
+        return _Rules(name, schema, literal, self._escape).lines
 
 
-def _written(value: Any) -> str:
+def _written(value: Any, escape: str) -> str:
     match value:
         case str():
-            return f"{ESCAPE}{value}{ESCAPE}"
+            return f"{escape}{value}{escape}"
         case dict():
             # In the order of the template, which sorts them.
             members = sorted(value.items(), key=lambda each: each[0].lower())
-            return f"{{{','.join(f'{key}:{_written(each)}' for key, each in members)}}}"
+            return f"{{{','.join(f'{key}:{_written(each, escape)}' for key, each in members)}}}"
         case list():
-            return f"[{','.join(map(_written, value))}]"
+            return f"[{','.join(_written(each, escape) for each in value)}]"
         case _:
             return json.dumps(value)
 
@@ -59,15 +66,16 @@ class _Rules:
         name: of the first rule.
         root: schema of the arguments.
         literal: writes a text as part of a rule.
+        mark: what stands before and after a text.
 
     Attributes:
         lines: the rules.
     """
 
-    def __init__(self, name: str, root: Any, literal: Literal) -> None:
-        self._name, self._root, self._literal = name, root, literal
+    def __init__(self, name: str, root: Any, literal: Literal, mark: str) -> None:
+        self._name, self._root, self._literal, self._mark = name, root, literal, mark
         self._known: dict[str, str] = {}  # rules by schema, which may refer to itself
-        escape = literal(ESCAPE)
+        escape = literal(mark)
         text = f"{name}_text"
         if escape.startswith("<["):  # a token, which no text has
             own = [f"{text}: {escape} {text.upper()}? {escape}", rf"{text.upper()}: /(.|\n)+/"]
@@ -91,7 +99,7 @@ class _Rules:
     def _ways(self, schema: Any) -> list[str]:
         given = resolved(schema, self._root)
         if (values := listed(given)) is not None:
-            return [self._literal(_written(each)) for each in values]
+            return [self._literal(_written(each, self._mark)) for each in values]
         for keyword in ("anyOf", "oneOf"):
             if keyword in given:
                 return [self._value(each) for each in given[keyword]]
@@ -147,11 +155,16 @@ class _Rules:
 
 
 class EscapedScanner:
-    """Scanner of arguments with bare keys. Implements `turnout.tool_formats.base.Scanner`."""
+    """Scanner of arguments with bare keys. Implements `turnout.tool_formats.base.Scanner`.
 
-    __slots__ = ("_closers", "_state", "done", "failed", "held", "out")
+    Args:
+        escape: what stands before and after a text.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_closers", "_escape", "_state", "done", "failed", "held", "out")
+
+    def __init__(self, escape: str) -> None:
+        self._escape = escape
         self.done = self.failed = False
         self.out = self.held = ""
         self._closers: list[str] = []  # of objects and lists that are open, the innermost last
@@ -194,13 +207,13 @@ class EscapedScanner:
             return self._fail(at)
         if match.partial:
             return at
-        name = match[1].removeprefix(ESCAPE).removesuffix(ESCAPE)
+        name = match[1].removeprefix(self._escape).removesuffix(self._escape)
         self.out += f"{json.dumps(name, ensure_ascii=False)}: "
         self._state = "value"
         return int(match.end())
 
     def _value(self, text: str, at: int) -> int:
-        char, rest = text[at], text[at : at + len(ESCAPE)]
+        char, rest = text[at], text[at : at + len(self._escape)]
         if char in "{[":
             if len(self._closers) == MAX_DEPTH:
                 return self._fail(at)
@@ -210,11 +223,11 @@ class EscapedScanner:
             return at + 1
         if not self._closers:
             return self._fail(at)
-        if rest == ESCAPE:
+        if rest == self._escape:
             self.out += '"'
             self._state = "text"
-            return at + len(ESCAPE)
-        if ESCAPE.startswith(rest):
+            return at + len(self._escape)
+        if self._escape.startswith(rest):
             return at
         match = BARE.match(text, at, partial=True)
         if match is None:
@@ -226,21 +239,21 @@ class EscapedScanner:
         return int(match.end())
 
     def _text(self, text: str, at: int) -> int:
-        found = text.find(ESCAPE, at)
-        end = found if found >= 0 else len(text) - unfinished(text[at:], ESCAPE)
+        found = text.find(self._escape, at)
+        end = found if found >= 0 else len(text) - unfinished(text[at:], self._escape)
         self.out += json.dumps(text[at:end], ensure_ascii=False)[1:-1]
         if found < 0:
             return end
         self.out += '"'
         self._state = "after"
-        return end + len(ESCAPE)
+        return end + len(self._escape)
 
     def _fail(self, at: int) -> int:
         self.failed = True
         return at
 
 
-CALL = CallSyntax(mark=BEGIN, open=f"{BEGIN}call:{NAME}", close=END, arguments=EscapedArguments())
+CALL = CallSyntax(mark=BEGIN, open=f"{BEGIN}call:{NAME}", close=END, arguments=EscapedArguments(ESCAPE))
 FORMAT = ToolFormat(
     "function_gemma", (CALL,), signs=(BEGIN, ESCAPE), tokens=(BEGIN, ESCAPE), special=(BEGIN, END, ESCAPE)
 )
