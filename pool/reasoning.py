@@ -24,15 +24,18 @@ from turnout.tool_formats import tool_format
 from turnout.tool_formats.grammar import form_of_calls
 
 # Markers of model families, those first that more of them have: Qwen3, DeepSeek, SmolLM3, Granite 3.3, GLM and many
-# more; Mistral; Seed-OSS; Cohere; Kimi; Granite 3.2.
+# more; Mistral; Seed-OSS; Cohere; Kimi; MiniMax M3; Gemma 4; Apriel; Granite 3.2.
 PAIRS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("◁think▷", "◁/think▷"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|channel>thought", "<channel|>"),
     ("<thinking>", "</thinking>"),
     ("<reasoning>", "</reasoning>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ("Here is my thought process:", "Here is my response:"),
 )
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")

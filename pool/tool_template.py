@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, takewhile
 from typing import Any, Protocol
 
 from turnout.errors import TurnoutError
@@ -16,7 +17,9 @@ from turnout.tool_formats import recognised, tool_format
 from turnout.tool_formats.base import ToolFormat
 from turnout.tools import Tool, ToolCall
 
-PROBES = ("qzxname", "qzxvalue", "qzxresult")  # which no template writes by itself
+# No template writes these by itself.
+NAME, SAID = "qzxname", "qzxsaid"
+PAIRS = (("qzxvalue", "qzxresult"), ("qzxother", "qzxsecond"))  # of a call and its result
 ID_LENGTH = 9
 BASE_36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -39,18 +42,32 @@ class CallStyle:
         as_text: arguments are JSON as text.
         no_content: a message with calls and no text has content None.
         short_ids: ids are nine letters and digits.
+        single: a message has one call, and its result follows.
+        silent: a message with calls has no text: the template would write that instead of them.
+        either: a message with calls has text or thinking, not both.
+        joint: blanks that the template writes between text and calls, which may stand at the text's end already.
     """
 
     as_text: bool = False
     no_content: bool = False
     short_ids: bool = False
+    single: bool = False
+    silent: bool = False
+    either: bool = False
+    joint: str = ""
 
-    def turn(self, turn: Turn) -> Turn:
-        """A message as the template takes it."""
+    def turns(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Messages as the template takes them."""
+        return [self._turn(each) for each in (_one_by_one(turns) if self.single else turns)]
+
+    def _turn(self, turn: Turn) -> Turn:
         made = dict(turn)
         if calls := turn.get("tool_calls"):
             made["tool_calls"] = [self._call(each) for each in calls]
-            if self.no_content and not turn["content"]:
+            if made["content"]:
+                dropped = self.silent or (self.either and "reasoning" in turn)
+                made["content"] = "" if dropped else made["content"].removesuffix(self.joint)
+            if self.no_content and not made["content"]:
                 made["content"] = None
         if "tool_call_id" in turn:
             made["tool_call_id"] = self._id(turn["tool_call_id"])
@@ -114,7 +131,7 @@ class ToolTemplate:
         if not (called or tools):
             return turns, None
         if called:
-            turns = self._as_text(turns) if self._style is None else [self._style.turn(turn) for turn in turns]
+            turns = self._as_text(turns) if self._style is None else self._style.turns(turns)
         if not tools or self._offers:
             return turns, tools or None
         return self._with_system(turns, self._description(tools)), None
@@ -122,31 +139,52 @@ class ToolTemplate:
     @cached_property
     def _offers(self) -> bool:
         """Whether the template writes the tools that are offered."""
-        tool = Tool(PROBES[0]).for_template
-        return PROBES[0] in self._rendered([{"role": "user", "content": "a"}], [tool])
+        tool = Tool(NAME).for_template
+        return NAME in self._rendered([{"role": "user", "content": "a"}], [tool])
 
     @cached_property
     def _takes_system(self) -> bool:
-        turns = [{"role": "system", "content": PROBES[0]}, {"role": "user", "content": "a"}]
-        return PROBES[0] in self._rendered(turns, None)
+        turns = [{"role": "system", "content": SAID}, {"role": "user", "content": "a"}]
+        return SAID in self._rendered(turns, None)
 
     @cached_property
     def _style(self) -> CallStyle | None:
         """What the template expects of calls; None: it does not write them with their results."""
         for short_ids, as_text, no_content in product((False, True), repeat=3):
             style = CallStyle(as_text, no_content, short_ids)
-            call = ToolCall("call_" + "0" * 24, PROBES[0], f'{{"a": "{PROBES[1]}"}}').for_template
-            turns: list[Turn] = [
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": PROBES[2], "tool_call_id": call["id"], "name": PROBES[0]},
-            ]
-            tools = [Tool(PROBES[0]).for_template] if self._offers else None
-            text = self._rendered([style.turn(turn) for turn in turns], tools)
-            places = [text.rfind(probe) for probe in PROBES]
-            if -1 not in places and places == sorted(places):
-                return style
-        return None
+            if self._writes(style):
+                break
+        else:
+            return None
+        if not self._writes(style, count=2) and self._writes(one := replace(style, single=True), count=2):
+            style = one
+        if not self._writes(style, SAID):
+            others = (replace(style, either=True), replace(style, silent=True))
+            return next((each for each in others if self._writes(each, SAID)), style)
+        joint = re.search(rf"{SAID}(\s+)\S", self._with_calls(style, SAID, 1))
+        return replace(style, joint=joint[1] if joint else "")
+
+    def _writes(self, style: CallStyle, said: str = "", count: int = 1) -> bool:
+        """Whether the template writes a message with calls, each before its result."""
+        text = self._with_calls(style, said, count)
+        places = [(text.rfind(value), text.rfind(result)) for value, result in PAIRS[:count]]
+        ordered = places == sorted(places) and all(-1 < value < result for value, result in places)
+        # Some templates name the function with its result again, and some with that alone.
+        return ordered and text[: places[0][0]].count(NAME) > self._with_calls(style, "", 0).count(NAME)
+
+    def _with_calls(self, style: CallStyle, said: str, count: int) -> str:
+        """Text of a conversation that ends with calls and their results, or with the question before them."""
+        calls = [
+            ToolCall(f"call_{place:024}", NAME, _json({"a": value})).for_template
+            for place, (value, _) in enumerate(PAIRS[:count])
+        ]
+        turns: list[Turn] = [{"role": "user", "content": "a"}]
+        if calls:
+            thought = dict.fromkeys(("reasoning", "reasoning_content"), "a") if said else {}
+            turns.append({"role": "assistant", "content": said, "tool_calls": calls, **thought})
+        for call, (_, result) in zip(calls, PAIRS, strict=False):
+            turns.append({"role": "tool", "content": result, "tool_call_id": call["id"], "name": NAME})
+        return self._rendered(style.turns(turns), [Tool(NAME).for_template] if self._offers else None)
 
     def _rendered(self, turns: list[Turn], tools: list[dict[str, Any]] | None) -> str:
         with suppress(TurnoutError):
@@ -161,7 +199,9 @@ class ToolTemplate:
             if calls := turn.get("tool_calls"):
                 functions = [each["function"] for each in calls]
                 written = [ToolCall("", each["name"], _json(each["arguments"])) for each in functions]
-                plain["content"] = "\n".join(filter(None, (turn["content"], self.form.written(written))))
+                plain["content"] = "\n".join(
+                    filter(None, (turn["content"].removesuffix("\n"), self.form.written(written)))
+                )
             elif turn["role"] == "tool":
                 plain = {"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"}
             # Many templates want turns to alternate.
@@ -193,6 +233,27 @@ class ToolTemplate:
             pair = [(name, syntax.arguments.short) for name in ("FIRST", "SECOND")]
             lines += ["To call several at once, write:", syntax.framed(pair)]
         return "\n".join([*lines, "You get the results in the next message. Otherwise answer in words."])
+
+
+def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
+    """Messages of which none has several calls: what is said and thought stands with the first of them."""
+    made: list[Turn] = []
+    rest = list(turns)
+    while rest:
+        turn, rest = rest[0], rest[1:]
+        calls = turn.get("tool_calls", [])
+        if len(calls) < 2:
+            made.append(turn)
+            continue
+        results = list(takewhile(lambda each: each["role"] == "tool", rest))
+        rest = rest[len(results) :]
+        for place, call in enumerate(calls):
+            made.append({**(turn if place == 0 else {"role": turn["role"], "content": ""}), "tool_calls": [call]})
+            mine = [each for each in results if each.get("tool_call_id") == call["id"]]
+            results = [each for each in results if each not in mine]
+            made += mine
+        made += results
+    return made
 
 
 def _json(value: Any) -> str:

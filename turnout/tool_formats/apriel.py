@@ -6,4 +6,4 @@ BEGIN, END = "<tool_calls>", "</tool_calls>"
 LIST = CallSyntax(
     mark=BEGIN, begin=f"{BEGIN}[", open=f'{{"name": "{NAME}", "arguments": ', close="}", separator=", ", end=f"]{END}"
 )
-FORMAT = ToolFormat("apriel", (LIST,), signs=(f"{BEGIN}[",))
+FORMAT = ToolFormat("apriel", (LIST,), signs=(f"{BEGIN}[", END, '"arguments": '))
