@@ -70,7 +70,7 @@ def woven(form: str, markers: Sequence[str]) -> st.SearchStrategy[list[str]]:
 
 
 @pytest.mark.parametrize("form", sorted(set(tool_formats()) - {"harmony"}))
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), start=st.sampled_from(STARTS), cuts=st.lists(st.integers(0, 400), max_size=25))
 def test_markers_that_are_text(form: str, data: st.DataObject, start: Start, cuts: list[int]) -> None:
     begin, end = data.draw(st.sampled_from(PAIRS))
@@ -83,7 +83,7 @@ def test_markers_that_are_text(form: str, data: st.DataObject, start: Start, cut
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm4", "plain_json"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), start=st.sampled_from(STARTS), cuts=st.lists(st.integers(0, 40), max_size=25))
 def test_markers_that_are_tokens(form: str, data: st.DataObject, start: Start, cuts: list[int]) -> None:
     thinking = Thinking(Marker("<think>", (1,), 1), Marker("</think>", (2,), 2), start=start)
@@ -100,7 +100,7 @@ def test_markers_that_are_tokens(form: str, data: st.DataObject, start: Start, c
     check_calls(form, pieces, "".join(written))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(data=st.data(), start=st.sampled_from(STARTS), cuts=st.lists(st.integers(0, 40), max_size=25))
 def test_channels_of_harmony(data: st.DataObject, start: Start, cuts: list[int]) -> None:
     ids = {name: place for place, name in enumerate(HARMONY)}

@@ -122,7 +122,10 @@ class Chat:
         last = messages[-2].content
         after = prompt[prompt.rindex(last) + len(last) :]
         header = prompt[len(bare) :] if prompt.startswith(bare) and prompt != bare else after
-        opened = re.fullmatch(rf"(?s)(.*?)\s*((?:{re.escape(begin)})?\s*(?:{re.escape(end)})?)\s*", header)
+        opening = re.compile(rf"(?s)(.*?)\s*((?:{re.escape(begin)})?\s*(?:{re.escape(end)})?)\s*")
+        opened = opening.fullmatch(header)
+        if opened is None or not opened[1].strip():
+            header, opened = after, opening.fullmatch(after)
         assert opened is not None
         name, thought = opened[1].strip(), header[opened.start(2) :]
         at = whole.find(name, whole.rindex(last) + len(last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def test_what_a_template_writes_is_read_back(named: tuple[str, TextTokenizer], e
 
         constraint = constraint or held(tokenizer)
         inside = answer if tool_format(form).thinks else "".join(text for _, text in pieces)
+        inside = re.sub(r', "id": "\w{9}"', "", inside)  # Mistral's models do not write the ids that its template does
         assert constraint.clone().accepts(tokenizer._tokenizer.encode(inside, add_special_tokens=False)), inside
 
 
