@@ -20,6 +20,7 @@ from deployments.batches.job_directory import JobDirectory
 from deployments.batches.lines import request_id_of, seed_of, unread
 from deployments.batches.outputs import check_places, write_outputs
 from deployments.batches.spent import Spent
+from deployments.surfaces import WRITING
 from turnout.atomic_files import whole, write_whole
 from turnout.errors import Code, TurnoutError, invalid
 
@@ -207,7 +208,9 @@ def _send(job: ServedJob, client: httpx.Client, token: str) -> str:
                 continue
             endpoints.add(row.endpoint)
             numbers.append(row.number)
-            body = row.body if row.body.get("seed") is not None else {**row.body, "seed": seed_of(job.seed, row.number)}
+            body = row.body
+            if row.endpoint in WRITING and body.get("seed") is None:
+                body = {**body, "seed": seed_of(job.seed, row.number)}
             line = {"custom_id": row.custom_id, "method": "POST", "url": row.endpoint, "body": body}
             good.write(f"{json.dumps(line)}\n".encode())
     with named(str(job.work)):

@@ -38,7 +38,7 @@ async def check_readable(service: GenerationService, job: Job) -> None:
         TurnoutError: INVALID_ARGUMENT: the pool has endpoints, whose tokens are not known.
     """
     if job.extras.read_prompts:
-        await service.tokens(job.calls[0])
+        await answering.check_prompt(service, job.calls[0])
 
 
 async def read_prompts(service: GenerationService, job: Job) -> list[PromptRead]:

@@ -134,6 +134,16 @@ async def _echo(service: GenerationService, call: GenerateCall, billed: bool = F
     return Chunk(0, text, (first_token(ids[0], text, scored.tokens), *scored.tokens))
 
 
+async def check_prompt(service: GenerationService, call: GenerateCall) -> None:
+    """Refuse a call whose answer is to hold its prompt's tokens, where they are not known; counted as a refusal.
+
+    Raises:
+        TurnoutError: as `GenerationService.tokens`.
+    """
+    with service.tracer.refusing(call.tenant, call.request_id, call.key_id):
+        await service.tokens(call)
+
+
 async def score_prompt(
     service: GenerationService, call: GenerateCall, top: int, billed: bool = False
 ) -> tuple[tuple[int, ...], str, ScoredTokens]:
@@ -158,6 +168,9 @@ async def score_prompt(
         call.key_id,
         billed=billed,
         cache_salt=call.cache_salt,
+        priority=call.priority,
+        batch_id=call.batch_id,
+        deadline_s=call.deadline_s,
     )
     [scored] = await service.score(reading)
     return ids, text, scored

@@ -18,7 +18,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments import grpc_messages as messages
 from deployments.access.callers import PRIORITY_HEADER, Caller, Callers
 from deployments.bodies import parsed
-from deployments.fan_out import score_prompt
+from deployments.fan_out import check_prompt, score_prompt
 from deployments.faults import guarded, respell
 from deployments.grpc_wire import parse
 from deployments.request_fields import request_id
@@ -75,7 +75,7 @@ class GrpcServicer:
         with _status(grpc_context, names):
             call, model, top = await self._asked(grpc_context, data, names)
             if top is not None:  # before anything is written: of endpoints, tokens are not known
-                await self.service.tokens(call)
+                await check_prompt(self.service, call)
             answer = await self.service.generate(call)
             message = messages.answer_message(call.request_id, model, answer, reader_of(call))
             if top is not None:
@@ -126,7 +126,7 @@ class GrpcServicer:
         with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
             caller = await self._caller(grpc_context, data)
         with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):
-            await self.service.precheck(replace(caller, priority="interactive"))
+            await self.service.precheck(caller)
             return caller.attributed(await parsed(data, read))
 
     async def ListModels(  # noqa: N802 - the RPC's name

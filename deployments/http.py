@@ -27,7 +27,6 @@ from deployments.answer_extras import check_readable
 from deployments.backend import Batch
 from deployments.batches import http as batch_routes
 from deployments.bodies import ENCODED, TOO_LARGE, TOO_LATE, Bodies
-from deployments.choices import ChoicesSurface
 from deployments.console import http as console
 from deployments.decoding_body import request_parts
 from deployments.faults import guarded, respell
@@ -37,8 +36,6 @@ from deployments.messages import http as messages
 from deployments.metrics import OTHER
 from deployments.openai_format import (
     HTTP_STATUS,
-    ChatFormat,
-    CompletionFormat,
     error_body,
     model_object,
 )
@@ -47,10 +44,10 @@ from deployments.openapi import document as openapi
 from deployments.request_fields import REQUEST_ID_HEADER
 from deployments.request_fields import request_id as checked_id
 from deployments.responses import http as response_routes
-from deployments.responses.surface import ResponsesSurface
-from deployments.schemas import Job, chat_job, completion_job
+from deployments.schemas import Job
 from deployments.service import GenerationService
 from deployments.surface import Head, Surface
+from deployments.surfaces import CHAT, COMPLETIONS, RESPONSES, WRITING
 from turnout.calls import PoolStats
 from turnout.errors import Code, TurnoutError, invalid, not_found
 from turnout.message_size import check_answer_bytes
@@ -66,8 +63,7 @@ CORS: dict[str, Any] = {
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 # As over gRPC: what a model computes an answer to. The service counts what reaches it; refusals before it are counted
 # where all of them are answered.
-COUNTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", messages.PATH, embeddings_http.PATH})
-COUNTED |= relevance_http.PATHS
+COUNTED = frozenset(WRITING) | {embeddings_http.PATH} | relevance_http.PATHS
 
 
 class EventStream(StreamingResponse):
@@ -136,18 +132,11 @@ def build_http(service: GenerationService) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, service: GenerationService) -> None:
-    @app.post("/v1/completions")
-    async def complete(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, ChoicesSurface(service, completion_job, CompletionFormat()))
-
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request, caller: CallerOf) -> Response:
-        return await _respond(service, request, caller, ChoicesSurface(service, chat_job, ChatFormat()))
-
-    @app.post("/v1/responses")
-    async def respond(request: Request, caller: CallerOf) -> Response:
-        surface = ResponsesSurface(service.responses, service.ignored_tools)
-        return await _respond(service, request, caller, surface)
+    @app.post(COMPLETIONS)
+    @app.post(CHAT)
+    @app.post(RESPONSES)
+    async def generate(request: Request, caller: CallerOf) -> Response:
+        return await _respond(service, request, caller, WRITING[request.scope["route"].path](service))
 
 
 def _add_middleware(app: FastAPI, service: GenerationService) -> None:

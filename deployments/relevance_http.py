@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from deployments.access.callers import CallerOf
-from deployments.embeddings_http import Asked, TokensRead, Truncate, body_of, usage_of
+from deployments.embeddings_http import Truncate
 from deployments.faults import respell
 from deployments.openapi.extras import Answer
+from deployments.read_surface import Asked, ReadAnswer, ReadSurface, TokensRead, usage_of
 from deployments.reading import MAX_COMPLETIONS
 from deployments.request_fields import BodyPart
 from deployments.service import GenerationService
@@ -116,38 +117,50 @@ class RerankAnswer(Answer):
     usage: TokensRead
 
 
+async def scored(service: GenerationService, body: ScoreBody, asked: Asked) -> ReadAnswer:
+    """Ask for the scores that a body wants."""
+    pairs = paired(body.text_1, body.text_2)
+    fields = partial(_field, "text_1", body.text_1), partial(_field, "text_2", body.text_2)
+    scores, tokens = await _relevances(service, asked, pairs, body.scoring, body.truncate_prompt_tokens, *fields)
+    data: list[ScoreObject] = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
+    made: ScoresAnswer = {
+        "id": asked.id, "object": "list", "data": data, "model": asked.model, "usage": usage_of(tokens)
+    }  # fmt: skip
+    return ReadAnswer(made, tokens)
+
+
+async def ranked(service: GenerationService, body: RerankBody, asked: Asked) -> ReadAnswer:
+    """Ask for the ranking that a body wants."""
+    if body.truncate_prompt_tokens is not None and body.max_tokens_per_doc is not None:
+        raise invalid("max_tokens_per_doc", "conflicts with truncate_prompt_tokens; give one of them")
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    own = body.truncate_prompt_tokens
+    truncate = body.max_tokens_per_doc if own is None else own
+    fields = partial(_field, "query", body.query), partial(_field, "documents", texts)
+    pairs = [(body.query, text) for text in texts]
+    scores, tokens = await _relevances(service, asked, pairs, body.scoring, truncate, *fields)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    results: list[RankedDocument] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if body.return_documents:
+        for each in results:
+            each["document"] = {"text": texts[each["index"]]}
+    made: RerankAnswer = {"id": asked.id, "results": results, "model": asked.model, "usage": usage_of(tokens)}
+    return ReadAnswer(made, tokens)
+
+
+SCORE = ReadSurface("score-", ScoreBody, scored)
+RERANK = ReadSurface("rerank-", RerankBody, ranked)
+
+
 def router(service: GenerationService) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
     async def score(request: Request, caller: CallerOf) -> Response:
-        body, asked = await body_of(service, request, caller, ScoreBody, "score-")
-        pairs = paired(body.text_1, body.text_2)
-        fields = partial(_field, "text_1", body.text_1), partial(_field, "text_2", body.text_2)
-        scores, tokens = await _relevances(service, asked, pairs, body.scoring, body.truncate_prompt_tokens, *fields)
-        data: list[ScoreObject] = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
-        made: ScoresAnswer = {
-            "id": asked.id, "object": "list", "data": data, "model": asked.model, "usage": usage_of(tokens)
-        }  # fmt: skip
-        return JSONResponse(made)
+        return await SCORE.respond(service, request, caller)
 
     async def rerank(request: Request, caller: CallerOf) -> Response:
-        body, asked = await body_of(service, request, caller, RerankBody, "rerank-")
-        if body.truncate_prompt_tokens is not None and body.max_tokens_per_doc is not None:
-            raise invalid("max_tokens_per_doc", "conflicts with truncate_prompt_tokens; give one of them")
-        texts = [each if isinstance(each, str) else each.text for each in body.documents]
-        own = body.truncate_prompt_tokens
-        truncate = body.max_tokens_per_doc if own is None else own
-        fields = partial(_field, "query", body.query), partial(_field, "documents", texts)
-        pairs = [(body.query, text) for text in texts]
-        scores, tokens = await _relevances(service, asked, pairs, body.scoring, truncate, *fields)
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
-        results: list[RankedDocument] = [{"index": index, "relevance_score": scores[index]} for index in order]
-        if body.return_documents:
-            for each in results:
-                each["document"] = {"text": texts[each["index"]]}
-        made: RerankAnswer = {"id": asked.id, "results": results, "model": asked.model, "usage": usage_of(tokens)}
-        return JSONResponse(made)
+        return await RERANK.respond(service, request, caller)
 
     for paths, handler in ((SCORE_PATHS, score), (RERANK_PATHS, rerank)):
         for path in paths:
@@ -191,7 +204,7 @@ async def _relevances(
         query_field: name in the body of a pair's query.
         document_field: name of its document.
     """
-    with asked.served():
+    with asked.asking():
         try:
             if scoring == "likelihood":
                 return await _likelihoods(service, asked, pairs, truncate)
@@ -231,7 +244,7 @@ async def _likelihoods(
         suffix=AFTER_DOCUMENT,
         truncate=truncate,
     )
-    scored = await service.score(asked.caller.attributed(call))
+    scored = await service.score(asked.attributed(call))
     tokens = sum(each.prompt_tokens + len(each.tokens) for each in scored)
     return [likelihood(each) for each in scored], tokens
 
@@ -248,7 +261,7 @@ async def _cosines(
     place = _places(pairs)
     texts = list(place)
     call = EmbedCall(asked.id, asked.model, tuple(texts), truncate=truncate, parse_special=False)
-    made = await service.embed(asked.caller.attributed(call))
+    made = await service.embed(asked.attributed(call))
     vectors: Any = np.frombuffer(made.data, "<f4").reshape(len(texts), made.dimensions)
     cosines = [float(vectors[place[one]] @ vectors[place[other]]) for one, other in pairs]
     return [min(max((1 + each) / 2, 0.0), 1.0) for each in cosines], sum(made.prompt_tokens)

@@ -218,7 +218,7 @@ def chat_job(values: dict[str, Any]) -> Job:
     """Translate the body of /v1/chat/completions."""
     names = _spelling()
     if "max_completion_tokens" in values:
-        if "max_tokens" in values:
+        if values.get("max_tokens", values["max_completion_tokens"]) != values["max_completion_tokens"]:
             raise invalid("max_tokens", "conflicts with max_completion_tokens; give one of them")
         values = {**values, "max_tokens": values["max_completion_tokens"]}
         del values["max_completion_tokens"]

@@ -153,8 +153,9 @@ class GenerationService:
             model = self.model_name(call.model, limits)
             pool = self._names.pool(model, limits)
             check_read(call)
+            deadline = Deadline(_deadline(call, self._config.server.request_timeout_s))
             call = replace(call, model=model, sharing=self.callers.sharing(call.tenant))
-            async with self._let_in(call, pool) as lease, self._limit():
+            async with self._let_in(call, pool) as lease, deadline.guard():
                 yield call, self._backends[pool], lease
 
     async def precheck(self, caller: Caller) -> None:
@@ -332,7 +333,7 @@ def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, 
     return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
 
 
-def _deadline(call: GenerateCall, limit_s: float) -> float:
+def _deadline(call: AnyCall, limit_s: float) -> float:
     """Seconds that a call may take."""
     wanted_s = limit_s if call.deadline_s is None else call.deadline_s
     if not (math.isfinite(wanted_s) and wanted_s > 0):

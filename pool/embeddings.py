@@ -47,7 +47,8 @@ async def embed(
 
     async def one(ids: list[int]) -> torch.Tensor:
         sharing = pool.share(call.tenant, ids, call.sharing)
-        seq = Sequence(ids, SamplingParams(temperature=0.0, max_tokens=1), 0, sharing=sharing, tenant=call.tenant)
+        one_token, low = SamplingParams(temperature=0.0, max_tokens=1), call.priority == "batch"
+        seq = Sequence(ids, one_token, 0, sharing=sharing, tenant=call.tenant, low_priority=low)
         try:
             [row] = await model.extend(seq, want=want)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,14 +23,13 @@ from pool.prompt_ids import embedded_ids
 from pool.reasoning import with_structure
 from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
-from pool.routing import PoolRouting, Routing
+from pool.routing import PoolRouting, Routing, explaining
 from pool.scoring import score, scored_groups
 from pool.text import TextTokenizer, vocabularies_of
 from pool.token_rate import Rate
 from pool.usage import billed
 from pool.validation import PreparedRequest, RequestValidator
 from router.decision import Decision
-from router.routing import Router
 from turnout.calls import (
     Begun,
     Event,
@@ -38,6 +37,7 @@ from turnout.calls import (
     MemberStats,
     ModelDescription,
     PoolStats,
+    Priority,
     ScoreCall,
     ScoredTokens,
     Usage,
@@ -156,9 +156,7 @@ class Pool:
     async def _started(self, prepared: PreparedRequest) -> AsyncIterator[tuple[AsyncIterator[Event], float]]:
         """Wait for a place; yield the events of a request, which end with the context, and the seconds waited."""
         call = prepared.call
-        low_priority = call.priority == "batch"
-        places = self._low_priority_places if low_priority else self._places
-        with nullcontext() if low_priority else self._background_paused():
+        with self._turn(call.priority) as places:
             async with held_place(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
@@ -215,13 +213,14 @@ class Pool:
         return RequestValidator(self.name, members, self.tokenizer, *known, roles, self.defaults, *own, self.thinking)
 
     @contextmanager
-    def _background_paused(self) -> Iterator[None]:
-        """A call is in progress: shadows and audits wait, and are dropped where it finds the pool full."""
+    def _turn(self, priority: Priority) -> Iterator[ConcurrencyLimiter]:
+        """Yield where a call waits; meanwhile shadows and audits do, and are dropped where it finds the pool full."""
+        low = priority == "batch"
         with ExitStack() as stack:
-            for background in (self.routing, self.audits):
+            for background in () if low else (self.routing, self.audits):
                 if background is not None:
                     stack.enter_context(background.during_request(self._full))
-            yield
+            yield self._low_priority_places if low else self._places
 
     def _full(self) -> bool:
         """Whether a call that comes now must wait for a place, or memory for it is scarce."""
@@ -235,11 +234,7 @@ class Pool:
             TurnoutError: as `generate`; INVALID_ARGUMENT where the pool has no routing, or the call names a method.
         """
         prepared = await self.intake().admit(call)
-        if self.routing is None:
-            raise invalid("model", f"pool {self.name!r} has no routing")
-        if prepared.plan is not None:
-            raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
-        routing = Routing(Router(self.routing.router.policy), self.intake())
+        routing = explaining(self.routing, prepared, self.intake())
         sharing = shared(self.share, call, prepared.prompt)
         sequence = Sequence(prepared.prompt, prepared.sampling, prepared.seed, sharing=sharing, tenant=call.tenant)
         try:
@@ -258,9 +253,8 @@ class Pool:
         """
         model = self._asked(call)
         groups = await scored_groups(self, call, model)  # what is refused takes no place
-        with self._background_paused():
-            async with self._places.hold(call.tenant):
-                return await score(self, call, model, groups)
+        async with self._reading(call):
+            return await score(self, call, model, groups)
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings by the large model or the member named.
@@ -270,9 +264,15 @@ class Pool:
         """
         model = self._asked(call)
         inputs = await embedded_ids(call, self.tokenizer, self.vocab_size, model.max_length)
-        with self._background_paused():
-            async with self._places.hold(call.tenant):
-                return await embed(self, call, model, self.defaults.pooling, inputs)
+        async with self._reading(call):
+            return await embed(self, call, model, self.defaults.pooling, inputs)
+
+    @asynccontextmanager
+    async def _reading(self, call: ReadCall) -> AsyncIterator[None]:
+        """Wait for a place for a call that only reads."""
+        with self._turn(call.priority) as places:
+            async with places.hold(call.tenant, call.deadline_s):
+                yield
 
     def _asked(self, call: ReadCall) -> PoolMember:
         """The one model that a call is for."""

@@ -21,7 +21,7 @@ from router.routing import Router
 from router.shadows import Shadows, deferring
 from turnout.calls import ChatMessage, Chunk, DriftReading, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
-from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.errors import Code, Interrupted, TurnoutError, invalid
 from turnout.tool_formats.grammar import CallRules
 
 SHADOW_TENANT = "(shadow)"  # its time on the models is no tenant's, and no tenant can be called that
@@ -76,6 +76,19 @@ class Routing:
             return None
         values = self.decision.as_json()
         return values if explain else {**values, "features": {}, "scores": {}, "limits": {}}
+
+
+def explaining(routing: PoolRouting | None, prepared: PreparedRequest, intake: RequestValidator) -> Routing:
+    """Return a routing that decides about a call as a pool's own would, and remembers nothing.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: the pool has none, or the call names a method.
+    """
+    if routing is None:
+        raise invalid("model", f"pool {intake.pool!r} has no routing")
+    if prepared.plan is not None:
+        raise invalid("method", f"the request is not routed: it names {prepared.plan.method.name!r}")
+    return Routing(Router(routing.router.policy), intake)
 
 
 Runs = Callable[[PreparedRequest, ModelPool, Routing], AsyncIterator[Event]]

@@ -54,7 +54,8 @@ async def score(pool: Pool, call: ScoreCall, model: PoolMember, groups: list[Sco
         sharing = shared(pool.share, call, prompt)
         # As many tokens as there are: some models compute by how long a sequence may become (`engine.rope`).
         sampling = SamplingParams(temperature=0.0, max_tokens=max(map(len, completions), default=1) or 1)
-        seq = Sequence(prompt, sampling, 0, sharing=sharing, tenant=call.tenant)
+        low = call.priority == "batch"
+        seq = Sequence(prompt, sampling, 0, sharing=sharing, tenant=call.tenant, low_priority=low)
         try:
             scores = await model.score(seq, completions, call.top)
         finally:

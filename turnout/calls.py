@@ -342,7 +342,7 @@ Event = Chunk | Usage | Failure | Decided | Regained | Begun
 class ScoreCall:
     """Log-likelihood of `completion` after `prompt` under one model (text or token ids each).
 
-    `key_id`, `billed`, `sharing`, `parse_special` and `cache_salt` are as in `GenerateCall`.
+    What is not named here is as in `GenerateCall`.
 
     Attributes:
         prompts: one for each completion, in place of `prompt`; () without.
@@ -365,6 +365,9 @@ class ScoreCall:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     suffix: str = ""
     truncate: int | None = None
+    priority: Priority = "interactive"
+    batch_id: str = ""
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turnout.calls import GenerateCall, ScoreCall
+from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.types import SharingPolicy
 
 Pooling = Literal["mean", "last"]
@@ -16,7 +16,7 @@ WHOLE_CONTEXT = -1  # as `truncate`: what the model can read
 class EmbedCall:
     """Embeddings of texts or token ids by one model: hidden states before its head, pooled and L2-normalised.
 
-    `key_id`, `billed`, `sharing` and `parse_special` are as in `GenerateCall`.
+    What is not named here is as in `GenerateCall`.
 
     Attributes:
         input: what is embedded, each by itself.
@@ -39,6 +39,9 @@ class EmbedCall:
     billed: bool = True
     sharing: SharingPolicy | None = None
     parse_special: bool = True
+    priority: Priority = "interactive"
+    batch_id: str = ""
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

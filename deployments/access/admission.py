@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from deployments.access.buckets import Bucket
 from deployments.access.callers import Caller, Callers
-from deployments.access.lease import Account, Lease, priority_of
+from deployments.access.lease import Account, Lease
 from deployments.access.recording import UsageLedger
 from deployments.access.spending import period_end
 from turnout.access_config import Budget, TenantLimits
@@ -77,7 +77,7 @@ class Admission:
             return Lease(None, call, None, 0, 0.0)
         limits = self._callers.limits(call.tenant)
         check_permission(call, pool, self._config.pools[pool], limits)
-        priority, now = priority_of(call), self._clock()
+        priority, now = call.priority, self._clock()
         account = self._check_room(call.tenant, limits, priority)
         estimate = estimated_tokens(call)
         self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
@@ -127,7 +127,7 @@ class Admission:
         """
         if not self.counts or len(calls) == 1:
             return
-        tenant, priority = calls[0].tenant, priority_of(calls[0])
+        tenant, priority = calls[0].tenant, calls[0].priority
         limits, account = self._callers.limits(tenant), self._accounts.setdefault(tenant, Account())
         tokens = sum(map(estimated_tokens, calls))
         for name, limit, needed in (

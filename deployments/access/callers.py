@@ -38,7 +38,7 @@ class Caller:
         tenant: its name.
         limits: what it may do.
         key_id: of its key or its token's; "" without.
-        priority: of its generations.
+        priority: of its calls.
         entry: the id of its entry in the tenants file; "" without.
     """
 
@@ -55,9 +55,7 @@ class Caller:
 
     def attributed(self, call: C) -> C:
         """The same call as the caller's."""
-        if isinstance(call, GenerateCall):
-            return replace(call, tenant=self.tenant, key_id=self.key_id, priority=self.priority)
-        return replace(call, tenant=self.tenant, key_id=self.key_id)
+        return replace(call, tenant=self.tenant, key_id=self.key_id, priority=self.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from deployments.access.buckets import Bucket
 from deployments.backend import Batch
-from turnout.calls import Begun, Chunk, GenerateCall, Priority, Usage
+from turnout.calls import Begun, Chunk, Priority, Usage
 from turnout.embed_calls import AnyCall
 from turnout.errors import Code, TurnoutError
 
@@ -27,11 +27,6 @@ NOTHING_DONE = (
 )
 # Those of them that are no fault of the caller's: the request does not count either.
 NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
-
-
-def priority_of(call: AnyCall) -> Priority:
-    """Return the priority of a call; scores and embeddings are interactive."""
-    return call.priority if isinstance(call, GenerateCall) else "interactive"
 
 
 @dataclass(slots=True)
@@ -86,7 +81,7 @@ class Lease:
     @property
     def priority(self) -> Priority:
         """Of its call."""
-        return priority_of(self.call)
+        return self.call.priority
 
     @property
     def elapsed_s(self) -> float:

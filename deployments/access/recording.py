@@ -159,7 +159,7 @@ class UsageLedger:
             key_id=call.key_id,
             model=call.model,
             priority=lease.priority,
-            batch_id=call.batch_id if isinstance(call, GenerateCall) else "",
+            batch_id=call.batch_id,
             tokens_by_model=dict(sorted(lease.sources.items())),
             outcome=outcome,
             **values,

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import uvloop
 
+from deployments.access.callers import C, Caller
 from deployments.batches.attempts import ALONE, GIVEN_UP, LOADING, LOADS, TOGETHER, AttemptLog
 from deployments.batches.disk import named
 from deployments.batches.job_directory import JobDirectory
@@ -28,7 +29,6 @@ from deployments.pool_deployment import PoolReplica
 from deployments.request_fields import MAX_PROMPTS
 from deployments.service import GenerationService
 from deployments.telemetry.request_trace import UntracedRequests
-from turnout.calls import GenerateCall
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 from turnout.gc_freeze import freeze_loaded
@@ -79,6 +79,7 @@ class Task:
                 "server": self.config.server.model_copy(update={"request_timeout_s": 86400.0}),
                 "access": None,
                 "batches": None,
+                "responses": self.config.responses.model_copy(update={"keep": False}),
             }
         )
 
@@ -227,7 +228,7 @@ class Answerer:
                     self._asked.write(f"{line.number}\n".encode())
                     noted = True
                 return await answer_line(
-                    self._service, line, request_id, self._attributed, seed_of(self._task.seed, line.number)
+                    self._service, line, request_id, self._attributed, seed_of(self._task.seed, line.number), Caller()
                 )
 
         try:
@@ -240,10 +241,10 @@ class Answerer:
 
     def _keep(self, result: Result, journal: Journal, spent: Spent) -> None:
         journal.append(result)
-        if result.usage is not None:
-            spent.add(Spent.of_usage(result.usage))
+        if result.spent is not None:
+            spent.add(result.spent)
 
-    def _attributed(self, call: GenerateCall) -> GenerateCall:
+    def _attributed(self, call: C) -> C:
         return replace(call, batch_id=self._job)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from deployments.batches.inputs import Fault
 from deployments.batches.lines import Line
+from deployments.surfaces import CHAT, COMPLETIONS
 from router.allocation import allocate, marginals
 from router.policies.adaptive_best_of import AdaptiveBestOfParams
 from turnout.calls import AUTO
@@ -19,6 +20,7 @@ from turnout.errors import invalid
 from turnout.registry import validated
 
 GIVEN = ("artifact", "model", "most", "rerank", "temperature")
+SAMPLED = (CHAT, COMPLETIONS)  # endpoints whose lines get samples
 PROMPT_FIELDS = ("model", "messages", "prompt", "tools", "tool_choice")
 
 
@@ -94,4 +96,5 @@ def _with(line: Line, count: int, params: AdaptiveBestOfParams) -> Line:
 def _is_open(line: Line) -> bool:
     decoding, prompt = line.body.get("decoding") or {}, line.body.get("prompt")
     several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
-    return isinstance(decoding, dict) and decoding.get("method") in (None, AUTO) and not several
+    open_method = isinstance(decoding, dict) and decoding.get("method") in (None, AUTO)
+    return line.endpoint in SAMPLED and open_method and not several

@@ -14,10 +14,13 @@ from deployments.batches.disk import located, named
 from deployments.batches.lines import Line, checked_id, read_line
 from deployments.batches.reading import numbered_lines
 from deployments.schemas import read_json
+from deployments.surfaces import CHAT, COMPLETIONS, READING, RESPONSES
 from turnout.errors import TurnoutError, invalid
 
-CHAT, RAW = "/v1/chat/completions", "/v1/completions"
+# Options of the command line by the names that other bodies have for them.
+NAMES: dict[str, dict[str, str]] = {RESPONSES: {"max_tokens": "max_output_tokens"}}
 PARQUET_ROWS = 1024  # read at once
+COLUMNS = "custom_id", "url", "body", "messages", "prompt"
 LONGEST = 64 << 20  # bytes of a line, where nothing tells what may be asked
 
 
@@ -35,12 +38,14 @@ class Defaults:
 
     def line(self, number: int, custom_id: str | None, request: dict[str, Any]) -> Line:
         """The line of a request, with what it leaves open."""
-        endpoint = CHAT if "messages" in request else RAW
+        endpoint = CHAT if "messages" in request else COMPLETIONS
         return self.filled(Line(number, custom_id or f"row-{number}", endpoint, request))
 
     def filled(self, line: Line) -> Line:
         """The same line with what it leaves open."""
-        return Line(line.number, line.custom_id, line.endpoint, {**self.body, **line.body})
+        names = NAMES.get(line.endpoint, {})
+        given = {names.get(n, n): v for n, v in self.body.items() if n == "model" or line.endpoint not in READING}
+        return Line(line.number, line.custom_id, line.endpoint, {**given, **line.body})
 
     def prompt(self, text: Any) -> dict[str, Any]:
         """The request for a plain prompt: text, or token ids."""
@@ -77,7 +82,8 @@ def read_input(path: str, defaults: Defaults, most: int = LONGEST) -> Iterator[L
 
     What a line is, it says itself: an object with `body` is OpenAI's, one with `prompt` or `messages` a request, a
     string a prompt. In a file whose name ends in .txt each line is a prompt; in .parquet a row has one of the columns
-    body (JSON), messages or prompt, and may have custom_id. One of more than `most` bytes is no request.
+    body (JSON), messages or prompt, and may have custom_id, and url with body. One of more than `most` bytes is no
+    request.
 
     Raises:
         TurnoutError: the file cannot be read.
@@ -133,8 +139,8 @@ def _rows(path: str, file: IO[bytes], defaults: Defaults, most: int) -> Iterator
 
     try:
         table = pq.ParquetFile(file)
-        columns = [name for name in ("custom_id", "body", "messages", "prompt") if name in table.schema_arrow.names]
-        if not set(columns) - {"custom_id"}:
+        columns = [name for name in COLUMNS if name in table.schema_arrow.names]
+        if not set(columns) - {"custom_id", "url"}:
             raise invalid("IN", f"{path} must have a column prompt, messages or body")
         number = 0
         for batch in table.iter_batches(PARQUET_ROWS, columns=columns):
@@ -149,13 +155,14 @@ def _row(number: int, row: dict[str, Any], defaults: Defaults, most: int) -> Lin
     values = {name: value for name, value in row.items() if value is not None}
     try:
         custom_id = _plain(values.pop("custom_id", f"row-{number}"), "custom_id")
+        url = _plain(values.pop("url", None), "url")
         body = _plain(values.pop("body", None), "body")
         if body is None:
             rest = {name: _without_nulls(_plain(value, name)) for name, value in values.items()}
             data = json.dumps({"custom_id": str(custom_id), **rest})
         else:
             text = body.removeprefix("\ufeff") if isinstance(body, str) else json.dumps(_without_nulls(body))
-            head = json.dumps({"custom_id": str(custom_id), "url": _endpoint(text)})
+            head = json.dumps({"custom_id": str(custom_id), "url": url or _endpoint(text)})
             data = f'{head[:-1]}, "body": {text}}}'
     except TurnoutError as error:
         return Fault(number, error)
@@ -188,4 +195,4 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _endpoint(body: str) -> str:
-    return CHAT if '"messages"' in body else RAW
+    return CHAT if '"messages"' in body else COMPLETIONS

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from deployments.access.callers import C, Caller
 from deployments.batches.disk import named
 from deployments.batches.journal import Journal
 from deployments.batches.lines import (
@@ -43,7 +44,6 @@ from deployments.batches.retry import retried
 from deployments.batches.spent import Spent
 from deployments.batches.store import KEPT, BatchStore
 from deployments.service import GenerationService
-from turnout.calls import GenerateCall
 from turnout.errors import Code, TurnoutError, invalid
 
 LOOK_S = 0.2  # between looks for word that the batch is to end
@@ -209,8 +209,8 @@ class BatchJob:
             result = await self._answer(line) if isinstance(line, Line) else line
             with named(KEPT):
                 journal.append(result)
-            if result.usage is not None:
-                self.record.usage.add(Spent.of_usage(result.usage))
+            if result.spent is not None:
+                self.record.usage.add(result.spent)
 
     async def _answer(self, line: Line) -> Result:
         record = self.record
@@ -223,7 +223,7 @@ class BatchJob:
                 seed = seed_of(record.seed, line.number)
                 self._num_asked += 1
                 try:
-                    return await answer_line(self._service, line, request_id, self._attributed, seed)
+                    return await answer_line(self._service, line, request_id, self._attributed, seed, self._caller)
                 finally:
                     self._num_asked -= 1
 
@@ -232,19 +232,18 @@ class BatchJob:
         except TurnoutError as error:
             return failed(line, request_id, error)
 
-    def _attributed(self, call: GenerateCall) -> GenerateCall:
+    @property
+    def _caller(self) -> Caller:
+        record = self.record
+        limits = self._service.callers.limits(record.tenant)
+        return Caller(record.tenant, limits, record.key_id, "batch", record.entry)
+
+    def _attributed(self, call: C) -> C:
         record = self.record
         # What does not end in time is not begun anew: a call may take as long as the whole batch.
         left_s = max(record.expires_at - time.time(), 1.0)
         deadline_s = left_s if call.deadline_s is None else min(call.deadline_s, left_s)
-        return replace(
-            call,
-            tenant=record.tenant,
-            key_id=record.key_id,
-            priority="batch",
-            batch_id=record.id,
-            deadline_s=deadline_s,
-        )
+        return replace(self._caller.attributed(call), batch_id=record.id, deadline_s=deadline_s)
 
     def _keep(self, journal: Journal) -> None:
         with named(KEPT):

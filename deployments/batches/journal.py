@@ -75,7 +75,7 @@ class Journal:
         if result.number in self._places:
             return
         sign = "+" if result.ok else "-"
-        data = f"{sign}{result.number} {json_line(result.record)}\n".encode()
+        data = f"{sign}{result.number} {result.written or json_line(result.record)}\n".encode()
         try:
             done = 0
             while done < len(data):

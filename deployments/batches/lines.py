@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import time
@@ -10,20 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments import fan_out as answering
-from deployments.answer_extras import check_readable, read_prompts, whole_answer
-from deployments.build_info import fingerprint
+from deployments.access.callers import Caller
+from deployments.answer_extras import check_readable
+from deployments.batches.spent import Spent
+from deployments.bodies import parsed
 from deployments.faults import guarded, respell
-from deployments.openai_format import (
-    HTTP_STATUS,
-    ChatFormat,
-    CompletionFormat,
-    Format,
-    error_body,
-)
-from deployments.schemas import Job, chat_job, completion_job, read_json
+from deployments.read_surface import Asked
+from deployments.schemas import read_json
 from deployments.service import GenerationService
-from turnout.calls import GenerateCall, Usage
+from deployments.surface import Head
+from deployments.surfaces import READING, RESPONSES, WRITING, refusal
+from turnout.calls import GenerateCall
 from turnout.errors import TurnoutError, invalid
+from turnout.json_lines import json_line
 from turnout.types import MAX_SEED
 
 MAX_ID_LENGTH = 512
@@ -31,18 +31,11 @@ MALFORMED = "invalid_line"
 COMPARED = 4096  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How bodies of one endpoint are read, and answers written."""
-
-    read: Callable[[dict[str, Any]], Job]
-    form: Callable[[], Format]
-
-
-ENDPOINTS = {
-    "/v1/chat/completions": Shape(chat_job, ChatFormat),
-    "/v1/completions": Shape(completion_job, CompletionFormat),
-}
+ENDPOINTS = (*WRITING, *READING)
+# What a line leaves open has another value here: answers stand in the output, and thousands of them would drive the
+# responses that conversations are to go on with out of what is kept of a tenant's.
+LEFT_OPEN: Mapping[str, Mapping[str, Any]] = {RESPONSES: {"store": False}}
+READ_FIRST = ("instructions", "system", "messages", "prompt", "input")  # of bodies, in the order they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +63,15 @@ class Result:
         number: of the line.
         ok: whether it was answered.
         record: the JSON object that is written for it.
-        usage: what the answer used; None without one.
+        spent: what the answer used; None without one.
+        written: the record as a line, where it was written already.
     """
 
     number: int
     ok: bool
     record: dict[str, Any]
-    usage: Usage | None = None
+    spent: Spent | None = None
+    written: str = ""
 
 
 def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
@@ -96,7 +91,7 @@ def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
     if method != "POST":
         raise invalid("method", f"must be POST (got {str(method)[:20]!r})")
     url = values.get("url", endpoint)
-    allowed = [endpoint] if endpoint is not None else list(ENDPOINTS)
+    allowed = (endpoint,) if endpoint is not None else ENDPOINTS
     if url not in allowed:
         raise invalid("url", f"must be {' or '.join(allowed)} (got {str(url)[:100]!r})")
     body = values.get("body")
@@ -109,7 +104,7 @@ def read_line(number: int, data: bytes, endpoint: str | None = None) -> Line:
 
 def beginning(line: Line) -> str:
     """By what lines are put in order, so that those that begin alike lie next to each other: what the model reads."""
-    read = [line.body.get("messages"), line.body.get("prompt")]
+    read = [line.body.get(name) for name in READ_FIRST]
     return json.dumps(read, ensure_ascii=False)[:COMPARED]
 
 
@@ -144,8 +139,9 @@ async def answer_line(
     service: GenerationService,
     line: Line,
     request_id: str,
-    attributed: Callable[[GenerateCall], GenerateCall],
+    attributed: Callable[[Any], Any],
     seed: int,
+    caller: Caller,
 ) -> Result:
     """Ask for a line's answer.
 
@@ -153,38 +149,44 @@ async def answer_line(
         service: whom to ask.
         line: the request.
         request_id: its id.
-        attributed: whose call it is, and of which priority.
+        attributed: a call -> the caller's call, of its priority.
         seed: used where the body has none.
+        caller: whose line it is.
 
     Raises:
         TurnoutError: the request was refused or has failed.
     """
-    shape = ENDPOINTS[line.endpoint]
+    left_open = {n: value for n, value in LEFT_OPEN.get(line.endpoint, {}).items() if line.body.get(n) is None}
+    data = json.dumps({**line.body, **left_open}).encode()
     with guarded(request_id):
-        job = shape.read(read_json(json.dumps(line.body).encode())).named(request_id)
+        if line.endpoint in READING:
+            return await _read(service, line, data, Asked(request_id, "", attributed), caller)
+        surface = WRITING[line.endpoint](service)
+        job = (await surface.job(data, caller)).named(request_id)
         job = replace(job, calls=tuple(attributed(_seeded(call, seed)) for call in job.calls))
-        asked = job.calls[0]
-        model = service.model_name(asked.model, service.callers.limits(asked.tenant))
+        head = Head(request_id, int(time.time()), service.model_name(job.calls[0].model, caller.limits))
         try:
             await check_readable(service, job)
             chunks, usage = await answering.answer(service, job)
-            prompts = await read_prompts(service, job)
+            body = await surface.whole(head, job, chunks, usage)
         except TurnoutError as error:
             raise respell(error, job.spelling) from None
-        common = {
-            "id": request_id,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint(),
-        }
-        body = whole_answer(common, shape.form(), job, prompts, chunks, usage)
-    return Result(line.number, True, _record(request_id, line.custom_id, 200, body), usage)
+    return Result(line.number, True, _record(request_id, line.custom_id, 200, body), Spent.of_usage(usage))
+
+
+async def _read(service: GenerationService, line: Line, data: bytes, asked: Asked, caller: Caller) -> Result:
+    """Ask for the answer to a line whose models only read."""
+    surface = READING[line.endpoint]
+    body = await parsed(data, surface.read)
+    found = await surface.answer(service, body, replace(asked, model=service.model_name(body.model, caller.limits)))
+    record = _record(asked.id, line.custom_id, 200, found.body)
+    written = await asyncio.to_thread(json_line, record) if found.large else ""
+    return Result(line.number, True, record, Spent(answered=1, prompt_tokens=found.prompt_tokens), written)
 
 
 def failed(line: Line, request_id: str, error: TurnoutError) -> Result:
     """A line that was refused or failed, in the form of OpenAI's error files."""
-    record = _record(request_id, line.custom_id, HTTP_STATUS[error.code], error_body(error))
-    return Result(line.number, False, record)
+    return Result(line.number, False, _record(request_id, line.custom_id, *refusal(line.endpoint, error, request_id)))
 
 
 def unread(number: int, request_id: str, custom_id: str | None, error: TurnoutError) -> Result:

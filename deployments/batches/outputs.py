@@ -136,13 +136,27 @@ def _write_parquet(file: IO[bytes], records: Records) -> int:
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
     body = record["response"]["body"]
-    choice = body["choices"][0]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    usage, (text, reason) = body["usage"], _text(body)
+    # of /v1/messages, input_tokens are those that were not cached
+    read = usage.get("input_tokens", 0) + usage.get("cache_read_input_tokens", 0)
     return {
         "custom_id": record["custom_id"],
         "text": text,
-        "finish_reason": choice["finish_reason"],
-        "prompt_tokens": body["usage"]["prompt_tokens"],
-        "completion_tokens": body["usage"]["completion_tokens"],
+        "finish_reason": reason,
+        "prompt_tokens": usage.get("prompt_tokens", read),
+        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
         "response": json_line(body),
     }
+
+
+def _text(body: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Text of an answer's first choice, and why it ended; of embeddings, scores and rankings, neither."""
+    if "choices" in body:
+        choice = body["choices"][0]
+        return choice["message"]["content"] if "message" in choice else choice["text"], choice["finish_reason"]
+    if "output" in body:  # of /v1/responses
+        parts = [part for item in body["output"] if item["type"] == "message" for part in item["content"]]
+        return "".join(part["text"] for part in parts if part["type"] == "output_text"), body["status"]
+    if "stop_reason" in body:  # of /v1/messages
+        return "".join(block["text"] for block in body["content"] if block["type"] == "text"), body["stop_reason"]
+    return None, None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from deployments.access.callers import Caller
 from deployments.batches.lines import answer_line, read_line
 from deployments.batches.records import BatchRecord
 from deployments.batches.store import BatchStore
@@ -33,8 +34,9 @@ async def test_a_line_of_no_known_model_tells_of_no_pool_that_its_tenant_may_not
 
     with house(tmp_path, {"narrow": {"pools": ["demo"]}}) as tenants:
         asked = read_line(1, jsonl([line("a", model=model)]))
+        caller = Caller("narrow", tenants.service.callers.limits("narrow"))
         with pytest.raises(TurnoutError, match="demo") as refused:
-            await answer_line(tenants.service, asked, "r", attributed, 0)
+            await answer_line(tenants.service, asked, "r", attributed, 0, caller)
     assert refused.value.field == "model"
     assert "other" not in refused.value.message
     assert "-2" not in refused.value.message

@@ -360,7 +360,7 @@ async def test_bodies_that_come_slowly_are_given_up_and_a_tenant_has_only_so_man
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/images/generations"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "99d"}, "at most 30d"),
         ({"metadata": {"a": 5}}, "metadata"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,10 @@ import ray
 from ray import serve
 
 from deployments.app import RunningServer, deploy, end_app, start_local_ray, start_serve
+from deployments.http import build_http
+from deployments.service import GenerationService
 from tests.deployments.fake_pool import load_pool
+from tests.deployments.in_process import make_service
 from turnout.batches_config import BatchesConfig
 from turnout.calls import PoolStats
 from turnout.config import TurnoutConfig, parse_config
@@ -113,7 +116,20 @@ def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> N
 
 
 @pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
+def service() -> GenerationService:
+    return make_service()
+
+
+@pytest.fixture
+async def http(service: GenerationService) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application over a scripted pool, in this process."""
+    transport = httpx.ASGITransport(app=build_http(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+def served_http(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.http_url, timeout=60) as client:
         yield client
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,19 +12,10 @@ import jsonschema
 import pytest
 
 from deployments.access.admission import estimated_tokens
-from deployments.http import build_http
 from deployments.openapi.document import PATH
 from deployments.reading import MAX_INPUTS
-from tests.deployments.in_process import make_service
 from turnout.calls import ScoreCall
 from turnout.embed_calls import EmbedCall
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=build_http(make_service()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://turnout") as client:
-        yield client
 
 
 async def test_both_encodings_hold_the_same_numbers(http: httpx.AsyncClient) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.access.callers import Caller
 from deployments.batches.lines import Line, answer_line
 from deployments.extra_fields import UNSUPPORTED
 from deployments.grpc_messages import generate_call
-from deployments.http import build_http
 from deployments.schemas import IGNORED_FIELDS, ChatBody, CompletionBody, chat_job, completion_job
 from tests.deployments.in_process import make_service
 from turnout.client_messages import generate_request
@@ -24,13 +23,6 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 TEXT: dict[str, Any] = {"prompt": "xyz", "max_tokens": 3}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 COUNTED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_http(make_service()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
 
 
 async def events(http: httpx.AsyncClient, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -237,7 +229,7 @@ def test_the_python_clients_options_arrive() -> None:
 async def test_a_line_of_a_batch_has_the_same_fields() -> None:
     body = {**TEXT, "prompt_logprobs": 0, "return_token_ids": True}
     line = Line(1, "c", COMPLETIONS, body)
-    result = await answer_line(make_service(), line, "r", lambda call: call, 1)
+    result = await answer_line(make_service(), line, "r", lambda call: call, 1, Caller())
     [choice] = result.record["response"]["body"]["choices"]
     assert (choice["token_ids"], choice["prompt_token_ids"]) == (list(b"abc"), list(b"xyz"))
     assert len(choice["prompt_logprobs"]) == 3

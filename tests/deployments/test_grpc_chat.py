@@ -13,12 +13,13 @@ from deployments.faults import respell
 from deployments.schemas import chat_job
 from tests.constrained import byte_compiler
 from tests.deployments.access.kit import Served, house, served
-from tests.deployments.fake_pool import TOOL_CALL
+from tests.deployments.fake_pool import TOOL_CALL, FakePool
+from tests.deployments.test_metrics import values
 from tests.deployments.test_tools import ENDLESS, TOOLS, USER, nested
 from turnout import client_messages
-from turnout.calls import ChatMessage, Chunk, TokenOut
+from turnout.calls import ChatMessage, Chunk, GenerateCall, TokenOut
 from turnout.client import Client
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, TurnoutError, invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.structure import Structure
 from turnout.tool_formats.grammar import CallRules
@@ -205,6 +206,21 @@ def test_tokens_of_the_prompt_are_reported_where_they_are_asked_for(server: Serv
             with pytest.raises(TurnoutError) as refused:
                 list(client.stream("x", **asked)) if stream else client.generate("x", **asked)
             assert (refused.value.code, refused.value.field) == (Code.INVALID_ARGUMENT, "prompt_logprobs")
+
+
+def test_a_prompt_that_cannot_be_told_is_a_refused_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(self: FakePool, call: GenerateCall) -> list[int]:
+        raise invalid("model", "is an endpoint")
+
+    monkeypatch.setattr(FakePool, "tokens", unknown)
+    with (
+        house(tmp_path, {"all": {}}, {"anonymous": "all"}) as own,
+        served(own.service) as at,
+        Client(at.address) as client,
+    ):
+        with pytest.raises(TurnoutError, match="is an endpoint"):
+            client.generate("xyz", model="demo", max_tokens=1, prompt_logprobs=1)
+        assert values(own.service.metrics)["turnout_refusals_total"] == {("INVALID_ARGUMENT", "model"): 1}
 
 
 def test_a_call_says_that_it_is_why_the_answer_ended() -> None:

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.http import build_http
 from deployments.service import GenerationService
-from tests.deployments.in_process import make_service
-
-
-@pytest.fixture
-def service() -> GenerationService:
-    return make_service()
-
-
-@pytest.fixture
-async def http(service: GenerationService) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_http(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -128,6 +113,7 @@ async def test_chat_answers_whole_and_streamed(http: httpx.AsyncClient) -> None:
         "model": "demo",
         "messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": [text_part("hi")]}],
         "max_completion_tokens": 2,
+        "max_tokens": 2,
         "logprobs": True,
         "top_logprobs": 2,
         "decoding": {"method": "plain", "params": {"window": 3}},
@@ -180,7 +166,7 @@ REFUSED = [
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", "is needed"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0", "text"),
     (CHAT, {"messages": USER, "max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than"),
-    (CHAT, {"messages": USER, "max_completion_tokens": 1, "max_tokens": 1}, 400, "max_tokens", "conflicts"),
+    (CHAT, {"messages": USER, "max_completion_tokens": 1, "max_tokens": 2}, 400, "max_tokens", "conflicts"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"tools": 1}}, 400, "chat_template_kwargs.tools", "is set by"),
     (CHAT, {"messages": USER, "continue_final_message": True}, 400, "continue_final_message", "needs a last message"),
     (CHAT, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs", "logprobs"),

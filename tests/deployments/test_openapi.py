@@ -18,18 +18,11 @@ from deployments.openapi.document import PATH, document
 from deployments.openapi.events import DONE
 from deployments.service import GenerationService
 from tests.deployments.fake_pool import TOOL_CALL
-from tests.deployments.in_process import make_config, make_service
+from tests.deployments.in_process import make_config
 from turnout.batches_config import BatchesConfig
 from turnout.console_config import ConsoleConfig
 
 UNTOLD = {PATH, "/v1/files{rest}", "/v1/batches{rest}"}
-
-
-@pytest.fixture
-async def http() -> Any:
-    app = build_http(make_service())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
-        yield client
 
 
 @pytest.mark.parametrize("everything", [False, True])

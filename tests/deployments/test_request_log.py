@@ -30,7 +30,7 @@ from tests.deployments.test_metrics import POOL, values
 from tests.spans import traced_process
 from turnout.calls import Begun, Chunk, GenerateCall, ScoreCall
 from turnout.client import Client
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, TurnoutError, invalid
 from turnout.pool_stats import AuditDiff, AuditStats, PoolStats
 from turnout.telemetry_config import LogsConfig
 from turnout.types import SamplingParams
@@ -292,6 +292,24 @@ async def test_what_only_reads_and_is_refused_is_counted_once_as_well(
     assert found["turnout_refusals_total"] == {(code, field): 1}
     outcomes = {outcome: count for (_, outcome), count in found["turnout_requests_total"].items()}
     assert outcomes == {"OK": 1, code: 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_cannot_be_told_is_a_refused_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    logged = Logged(tmp_path)
+
+    async def unknown(call: GenerateCall) -> list[int]:
+        raise invalid("model", "is an endpoint")
+
+    monkeypatch.setattr(logged.replica._pool, "tokens", unknown)
+    body = {"prompt": "hi", "return_token_ids": True, "stream": stream}
+    transport = httpx.ASGITransport(build_http(logged.service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.post("/v1/completions", json=body)).status_code == 400
+    assert values(logged.service.metrics)["turnout_refusals_total"] == {("INVALID_ARGUMENT", "model"): 1}
+    assert values(logged.service.metrics)["turnout_requests_total"] == {("", "INVALID_ARGUMENT"): 1}
 
 
 def test_what_is_refused_unread_is_a_line_too(tmp_path: Path) -> None:

@@ -56,51 +56,51 @@ def test_openais_client_understands_refusals(openai_client: openai.OpenAI) -> No
     assert missing.value.code == "model_not_found"
 
 
-def test_malformed_bodies_are_refused_and_the_server_goes_on(http: httpx.Client) -> None:
+def test_malformed_bodies_are_refused_and_the_server_goes_on(served_http: httpx.Client) -> None:
     for data in (b"{", b"\xff", b'{"prompt": "\xff"}', b"null"):
-        answer = http.post("/v1/completions", content=data)
+        answer = served_http.post("/v1/completions", content=data)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "body"
         assert "Traceback" not in answer.text
-    assert http.get("/healthz").json() == {"status": "ok"}
-    assert "turnout_requests_total" in http.get("/metrics").text
+    assert served_http.get("/healthz").json() == {"status": "ok"}
+    assert "turnout_requests_total" in served_http.get("/metrics").text
 
 
-def test_a_body_has_a_largest_size(http: httpx.Client) -> None:
-    answer = http.post("/v1/completions", content=b" " * (33 << 20))
+def test_a_body_has_a_largest_size(served_http: httpx.Client) -> None:
+    answer = served_http.post("/v1/completions", content=b" " * (33 << 20))
     assert answer.status_code == 413
 
 
-def test_leaving_a_stream_frees_everything(http: httpx.Client, server: RunningServer) -> None:
+def test_leaving_a_stream_frees_everything(served_http: httpx.Client, server: RunningServer) -> None:
     body = {"model": "demo", "prompt": ["slow", "slow"], "max_tokens": 1000, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as answer:
+    with served_http.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
         poll(lambda: stats(server).requests == 2, "both prompts run")
     assert_freed(server)
 
 
-def test_leaving_a_whole_answer_frees_everything(http: httpx.Client, server: RunningServer) -> None:
+def test_leaving_a_whole_answer_frees_everything(served_http: httpx.Client, server: RunningServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        http.post("/v1/completions", json={"model": "demo", "prompt": "wait"}, timeout=1.0)
+        served_http.post("/v1/completions", json={"model": "demo", "prompt": "wait"}, timeout=1.0)
     assert_freed(server)
 
 
-def test_a_full_pool_is_429_with_retry_after(http: httpx.Client, server: RunningServer) -> None:
+def test_a_full_pool_is_429_with_retry_after(served_http: httpx.Client, server: RunningServer) -> None:
     body = {"model": "narrow", "prompt": ["slow"] * 4, "max_tokens": 1000}
-    answer = http.post("/v1/completions", json=body)
+    answer = served_http.post("/v1/completions", json=body)
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert_freed(server, "narrow")
 
 
-def test_the_callers_request_id_comes_back_and_names_the_answer(http: httpx.Client) -> None:
+def test_the_callers_request_id_comes_back_and_names_the_answer(served_http: httpx.Client) -> None:
     body = {"model": "demo", "prompt": "x", "max_tokens": 2}
     for more in ({}, {"stream": True}, {"temperature": -1}):
-        answer = http.post("/v1/completions", json={**body, **more}, headers={"X-Request-Id": "mine-1"})
+        answer = served_http.post("/v1/completions", json={**body, **more}, headers={"X-Request-Id": "mine-1"})
         assert answer.headers["x-request-id"] == "mine-1"
         assert ('"id":"cmpl-mine-1"' in answer.text.replace(" ", "")) == (answer.status_code == 200)
-    own = http.post("/v1/completions", json=body)
+    own = served_http.post("/v1/completions", json=body)
     assert own.json()["id"] == f"cmpl-{own.headers['x-request-id']}"
-    assert http.get("/version", headers={"X-Request-Id": "v"}).headers["x-request-id"] == "v"
+    assert served_http.get("/version", headers={"X-Request-Id": "v"}).headers["x-request-id"] == "v"

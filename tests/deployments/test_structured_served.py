@@ -47,19 +47,21 @@ def test_a_response_format_holds_whole_and_streamed(openai_client: openai.OpenAI
     assert_freed(server, "real")
 
 
-def test_what_cannot_be_followed_is_refused_in_the_bodys_own_words(http: httpx.Client, server: RunningServer) -> None:
+def test_what_cannot_be_followed_is_refused_in_the_bodys_own_words(
+    served_http: httpx.Client, server: RunningServer
+) -> None:
     refused = {"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": True}}}
     for stream in (False, True):
         body = {"model": "real", "messages": USER, "response_format": refused, "stream": stream}
-        answer = http.post("/v1/chat/completions", json=body)
+        answer = served_http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith("response_format")
         assert "uniqueItems" in answer.json()["error"]["message"]
     body = {"model": "real", "prompt": "x", "decoding": {"structure": {"regex": "a("}}}
-    assert http.post("/v1/completions", json=body).json()["error"]["param"] == "decoding.structure"
+    assert served_http.post("/v1/completions", json=body).json()["error"]["param"] == "decoding.structure"
     body = {"model": "real", "messages": USER, "tools": TOOLS, "response_format": refused}
     for field in ("response_format.json_schema.schema.uniqueItems", "tools.0.function.parameters.uniqueItems"):
-        assert http.post("/v1/chat/completions", json=body).json()["error"]["param"] == field
+        assert served_http.post("/v1/chat/completions", json=body).json()["error"]["param"] == field
         function = {"name": "f", "parameters": {"properties": {}, "uniqueItems": True}}
         body |= {"tools": [{"function": function}], "response_format": {"type": "json_object"}}
     assert_freed(server, "real")

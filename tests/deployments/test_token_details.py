@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from deployments import grpc_messages
 from deployments.grpc_messages import generate_call
-from deployments.http import build_http
 from deployments.openai_format import ChatFormat, CompletionFormat, token_object
 from deployments.service import Answer
 from pool.text import TextTokenizer
 from pool.usage import token_out
 from tests.client.test_client_messages import USAGE
-from tests.deployments.in_process import make_service
 from training.random_models import byte_tokenizer
 from turnout import client_messages as wire
 from turnout.calls import Chunk, TokenOut
@@ -26,13 +22,6 @@ from turnout.proto import generation_pb2 as pb
 from turnout.types import Token, TokenKind
 
 DETAILED = TokenOut(7, "x", "large", TokenKind.RECOVERED, -0.5, 1.25, ((7, "x", -0.5), (8, "y", -2.0)), ("a", "<b>"))
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_http(make_service()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
 
 
 def body(**more: Any) -> dict[str, Any]:

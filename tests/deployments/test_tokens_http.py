@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
-from deployments.http import build_http
-from deployments.service import GenerationService
 from tests.deployments.fake_pool import CONTEXT
-from tests.deployments.in_process import make_service
 
 MESSAGES = [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "o"}]
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    service: GenerationService = make_service()
-    transport = httpx.ASGITransport(app=build_http(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://turnout") as client:
-        yield client
 
 
 async def test_a_prompt_there_and_back(http: httpx.AsyncClient) -> None:

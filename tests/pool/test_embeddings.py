@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.embeddings_http import usage_of
+from deployments.read_surface import usage_of
 from deployments.relevance_http import AFTER_DOCUMENT, BEFORE_DOCUMENT, likelihood
 from pool.local_pool import LocalPool
 from tests.engine.harness import pair_config, reference, until
