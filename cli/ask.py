@@ -15,6 +15,8 @@ from turnout.calls import ChatMessage, Chunk, Event, Failure, GenerateCall, Mode
 from turnout.errors import Code, TurnoutError, invalid
 
 if TYPE_CHECKING:
+    from pool.endpoints.text_pool import TextPool
+    from pool.local_pool import LocalPool
     from turnout.client import Client
     from turnout.config import TurnoutConfig
 
@@ -99,11 +101,24 @@ def ask_server(
             return stream.usage
 
 
-async def ask_here(question: Question, config: TurnoutConfig, announce: Announce, show: Show) -> Usage:
-    """Load a pool's models into this process and ask them; no Ray, no server."""
+def load_here(name: str, config: TurnoutConfig) -> LocalPool | TextPool:
+    """Load a pool into this process: no Ray, no server; its endpoints stay elsewhere.
+
+    Raises:
+        TurnoutError: as `LocalPool.load` and `load_text_pool`.
+    """
     from pool.local_pool import LocalPool
 
-    pool = LocalPool.load(pool_for(question.model, config), config)
+    if not config.endpoint_roles(config.pools[name]):
+        return LocalPool.load(name, config)
+    from pool.endpoints.text_pool import load_text_pool
+
+    return load_text_pool(name, config, LocalPool.load)
+
+
+async def ask_here(question: Question, config: TurnoutConfig, announce: Announce, show: Show) -> Usage:
+    """Load a pool's models into this process and ask them; no Ray, no server."""
+    pool = load_here(pool_for(question.model, config), config)
     try:
         announce(pool.models())
         return await _finish(pool.generate(_call(question, pool.name)), show)

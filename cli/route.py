@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.ask import pool_for, read_config
+from cli.ask import load_here, pool_for, read_config
 from cli.output import print_json, print_table
 from turnout.errors import TurnoutError, invalid
 
@@ -178,8 +178,6 @@ def _call_of(asked: dict[str, Any], tenant: str) -> GenerateCall:
 
 
 async def _decide(call: GenerateCall, config: TurnoutConfig) -> Decision:
-    from pool.local_pool import LocalPool
-
     name = pool_for(call.model, config)
     settings = config.pools[name]
     if settings.routing is None:
@@ -187,7 +185,7 @@ async def _decide(call: GenerateCall, config: TurnoutConfig) -> Decision:
     # What explains writes no log and runs no shadow.
     quiet = settings.routing.model_copy(update={"log": None, "shadow": None})
     pools = {**config.pools, name: settings.model_copy(update={"routing": quiet})}
-    pool = LocalPool.load(name, config.model_copy(update={"pools": pools}))
+    pool = load_here(name, config.model_copy(update={"pools": pools}))
     try:
         return await pool.explain(replace(call, model=call.model or name))
     finally:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from cli.artifact_output import check_name, keep, warn
-from cli.ask import read_config
-from cli.output import print_json, print_table, shown_progress
+from cli.ask import load_here, read_config
+from cli.output import print_json, shown_progress
 from cli.output_paths import check_out, writing
+from cli.router_report import show
 from cli.train_options import (
     SUFFIX,
     AsJson,
@@ -23,9 +24,13 @@ from cli.train_options import (
     Temperature,
 )
 from turnout.errors import invalid, not_found
+from turnout.pool_config import SMALL
 
 if TYPE_CHECKING:
+    from pool.endpoints.text_pool import TextPool
     from pool.local_pool import LocalPool
+    from pool.text import TextTokenizer
+    from router.difficulty.probe import Reads
     from training.router_outcomes import Outcomes
     from training.router_runs import Question
     from training.router_targets import Target
@@ -34,10 +39,8 @@ if TYPE_CHECKING:
     from turnout.types import SamplingParams
 
 
-CURVE = ("cost", "quality")  # numbers of a curve's points that have intervals
 # Of options that do nothing where answers are there already, or something else is predicted.
 USUAL: dict[str, Any] = {"count": None, "samples": 1, "temperature": 0.0, "max_tokens": 240, "most": 4}
-ERRORS = ("hard_sent_small", "easy_sent_large")  # the like, but None where no prompt could be sent wrongly
 Log = Annotated[
     list[Path] | None,
     typer.Option(help="A route log with texts: what the pool was asked; agreement with the large model is right."),
@@ -46,6 +49,15 @@ Count = Annotated[
     int | None,
     typer.Option(min=25, help="Questions; absent: the whole file or log, or 1000 of the demo's, of all kinds."),
 ]
+ReadsOption = Annotated[
+    Literal["state", "text"] | None,
+    typer.Option(
+        "--reads",
+        help="What the probe reads of a prompt: the small model's hidden state, or its text alone."
+        " Absent: text where the small model is an endpoint, else state.",
+    ),
+]
+Calibration = Annotated[Literal["temperature", "isotonic"], typer.Option(help="How predicted chances are made true.")]
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Answers of each model to each question.")]
 
 
@@ -76,9 +88,8 @@ def router(
         typer.Option(help="Whose answers strategy (absent: small) and marginals (absent: large) are about."),
     ] = None,
     most: Annotated[int, typer.Option(min=1, max=64, help="Samples that marginals are predicted for.")] = USUAL["most"],
-    calibration: Annotated[
-        Literal["temperature", "isotonic"], typer.Option(help="How predicted chances are made true.")
-    ] = "temperature",
+    reads: ReadsOption = None,
+    calibration: Calibration = "temperature",
     hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of the probe's hidden layer.")] = 128,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training prompts.")] = 100,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Of AdamW.")] = 1e-3,
@@ -89,10 +100,10 @@ def router(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a probe on the small model's state after the prompt, from who answered what rightly."""
+    """Train a probe on the small model's state after the prompt, or on its text, from who answered what rightly."""
     from training.router_outcomes import ROLES, Outcomes
     from training.router_runs import run_outcomes
-    from training.router_training import Recipe, read_prompts, train_probe
+    from training.router_training import Recipe, train_probe
 
     _check_one(outcomes=outcomes, log=log, demo=demo)
     _check_unset(outcomes, count=count, samples=samples, temperature=temperature, max_tokens=max_tokens)
@@ -107,12 +118,12 @@ def router(
     sampling = _sampling(temperature, samples, max_tokens)
     asked = [] if rows is not None else _enough(_questions(None, log, name, count, seed))
 
-    async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Trained:
+    async def work(loaded: LocalPool | TextPool, advance: Callable[[str, int, int], None]) -> Trained:
+        chosen = _reads(reads, settings, name)
         found = rows or await run_outcomes(loaded, asked, sampling, samples, seed, advance)
-        found.check_models({role: loaded.model_pool.by_role(role).digest for role in ROLES})
-        prompts = [row.encode(loaded.tokenizer) for row in found.rows]
-        inputs = await read_prompts(loaded.model_pool, prompts, advance)
-        return train_probe(loaded.model_pool, found, inputs, target, recipe, advance)
+        found.check_models({role: loaded.model_pool.digest_of(role) for role in ROLES})
+        inputs = await _inputs(chosen, loaded, found, advance)
+        return train_probe(loaded.model_pool, found, inputs, target, recipe, advance, chosen)
 
     _keep(_run(settings, name, work), place, as_json)
 
@@ -142,7 +153,7 @@ def outcomes(
     sampling = _sampling(temperature, samples, max_tokens)
     asked = _questions(data, log, name, count, seed)
 
-    async def work(loaded: LocalPool, advance: Callable[[str, int, int], None]) -> Outcomes:
+    async def work(loaded: LocalPool | TextPool, advance: Callable[[str, int, int], None]) -> Outcomes:
         return await run_outcomes(loaded, asked, sampling, samples, seed, advance)
 
     found = _run(settings, name, work)
@@ -204,7 +215,7 @@ def _keep(trained: Trained, place: Path, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        _show(report, place)
+        show(report, place)
 
 
 def _settings(config: Path | None, pool: str | None) -> tuple[TurnoutConfig, str]:
@@ -252,6 +263,29 @@ def _check(target: Target, rows: Outcomes) -> None:
     labels_of(target, rows)
 
 
+def _reads(given: Reads | None, settings: TurnoutConfig, name: str) -> Reads:
+    """What the probe reads, where the option says nothing: the text, if there is no state to read."""
+    pool = settings.pools[name]
+    elsewhere = SMALL in settings.endpoint_roles(pool)
+    if given == "state" and elsewhere:
+        message = f"state needs a small model that is computed here, and {pool.small!r} is an endpoint; use text"
+        raise invalid("reads", message)
+    return given or ("text" if elsewhere else "state")
+
+
+async def _inputs(
+    reads: Reads, loaded: LocalPool | TextPool, found: Outcomes, advance: Callable[[str, int, int], None]
+) -> Any:
+    """What the probe sees of each row."""
+    from training.router_training import read_prompts, read_texts
+
+    if reads == "text":
+        return read_texts([row.question for row in found.rows])
+    models = loaded.model_pool
+    prompts = [row.encode(cast("TextTokenizer", models.tokenizer)) for row in found.rows]
+    return await read_prompts(models, prompts, advance)
+
+
 def _sampling(temperature: float, samples: int, max_tokens: int) -> SamplingParams:
     from turnout.types import SamplingParams
 
@@ -263,13 +297,15 @@ def _sampling(temperature: float, samples: int, max_tokens: int) -> SamplingPara
 def _run(
     settings: TurnoutConfig,
     name: str,
-    work: Callable[[LocalPool, Callable[[str, int, int], None]], Coroutine[Any, Any, Any]],
+    work: Callable[[Any, Callable[[str, int, int], None]], Coroutine[Any, Any, Any]],
 ) -> Any:
     """Load a pool, do the work with a progress bar, give back what the pool holds."""
-    from pool.local_pool import LocalPool
+    # Its routing may need what is trained here.
+    alone = settings.pools[name].model_copy(update={"routing": None})
+    settings = settings.model_copy(update={"pools": {**settings.pools, name: alone}})
 
     async def go() -> Any:
-        loaded = LocalPool.load(name, settings)
+        loaded = load_here(name, settings)
         try:
             with shown_progress() as advance:
                 return await work(loaded, advance)
@@ -277,91 +313,3 @@ def _run(
             await loaded.close()
 
     return asyncio.run(go())
-
-
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
-
-
-def _point(point: dict[str, Any], name: str) -> str:
-    """A number of a curve's point with its interval."""
-    if point[name] is None:
-        return "-"
-    low, high = point[f"{name}_interval"]
-    return f"{point[name]:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _show(report: dict[str, Any], place: Path) -> None:
-    """Tables of what was measured on held-out prompts."""
-    chances = {name: each for name, each in report["predictions"].items() if "auc" in each}
-    if chances:
-        _show_chances(chances)
-    if "routing" in report:
-        _show_routing(report["routing"])
-    if "accuracy" in report:
-        typer.echo(f"right strategy: {report['accuracy']:.1%}; always the commonest: {report['majority_accuracy']:.1%}")
-    rows = report["rows"]
-    typer.echo(f"{place}: trained on {rows['train']} prompts, calibrated on {rows['calibration']}")
-
-
-def _show_chances(chances: dict[str, Any]) -> None:
-    """How good each predicted chance is, and its reliability diagram."""
-    print_table(
-        ["prediction", ">prompts", ">base rate", ">AUC", ">calibration error", ">loss", ">loss of a constant"],
-        [
-            [
-                name,
-                each["num_prompts"],
-                f"{each['base_rate']:.3f}",
-                _interval(each["auc"]),
-                _interval(each["expected_calibration_error"]),
-                f"{each['loss']:.3f}",
-                f"{each['constant_loss']:.3f}",
-            ]
-            for name, each in chances.items()
-        ],
-    )
-    bins = [(name, each) for name, chance in chances.items() for each in chance["reliability"]]
-    print_table(
-        ["prediction", ">from", ">to", ">prompts", ">predicted", ">observed"],
-        [
-            [
-                name,
-                f"{each['low']:.1f}",
-                f"{each['high']:.1f}",
-                each["count"],
-                f"{each['predicted']:.3f}",
-                _interval(each["observed"]),
-            ]
-            for name, each in bins
-        ],
-    )
-
-
-def _show_routing(routing: dict[str, Any]) -> None:
-    """What sending requests to the large model is worth."""
-    print_table(
-        [">large share", ">worth from", ">cost", ">quality", ">random", ">oracle"],
-        [
-            [
-                f"{p['share']:.0%}",
-                f"{p['threshold']:.3f}",
-                *(_point(p, key) for key in CURVE),
-                *(f"{p[key]:.3f}" for key in ("random", "oracle")),
-            ]
-            for p in routing["curve"][::2]
-        ],
-    )
-    print_table(
-        [">large share", ">hard sent small", ">easy sent large"],
-        [[f"{p['share']:.0%}", *(_point(p, key) for key in ERRORS)] for p in routing["curve"][::2]],
-    )
-    typer.echo(
-        f"hard, only the large model is right: {routing['hard']:.1%} of the prompts;"
-        f" easy, the small one is right: {routing['easy']:.1%}"
-    )
-    found = routing["recovered"]
-    typer.echo(
-        f"recovered share of the oracle's gain over random at the same cost: {_interval(found['all'])};"
-        f" at a tenth to a half of the extra cost: {_interval(found['0.1-0.5'])}"
-    )

@@ -123,10 +123,10 @@ class Artifact:
         if self.kind != kind:
             raise invalid(where, f"is of the kind {self.kind!r}; {kind!r} is needed")
         for role, digest in self.models.items():
-            model = models.by_role(role)
-            if model.digest != digest:
+            found = models.digest_of(role)
+            if found != digest:
                 raise invalid(
-                    where, f"was made for the {role} model with digest {digest}; {model.name!r} has {model.digest}"
+                    where, f"was made for the {role} model with digest {digest}; {models.roles[role]!r} has {found}"
                 )
 
 

@@ -42,21 +42,9 @@ if TYPE_CHECKING:
     from decoding.verifiers.base import Verifier, VerifyResult
 
 __all__ = [
-    "Busy",
-    "Decision",
-    "NoiseKind",
-    "Model",
-    "ModelPool",
-    "Request",
-    "Readout",
-    "Score",
-    "StopRule",
-    "TokenText",
-    "StopCondition",
-    "ReadSpec",
-    "WrappedModel",
-    "token_of",
-]
+    "Busy", "Decision", "NoiseKind", "Model", "ModelPool", "Request", "Readout", "Score", "StopRule", "TokenText",
+    "StopCondition", "ReadSpec", "WrappedModel", "token_of",
+]  # fmt: skip
 
 R = TypeVar("R")
 
@@ -351,6 +339,14 @@ class ModelPool:
             known = ", ".join(sorted(self.roles))
             raise invalid("method", f"no model has the role {role!r}; the pool's roles: {known}")
         return self.models[self.roles[role]]
+
+    def digest_of(self, role: str) -> str:
+        """Return what tells a role's model from others."""
+        return self.by_role(role).digest
+
+    def token_cost(self, role: str) -> float:
+        """Return what a token of a role's model costs: its parameters, or whatever the pool counts in."""
+        return self.by_role(role).num_parameters
 
     @property
     def small(self) -> Model:

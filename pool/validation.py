@@ -275,10 +275,7 @@ class RequestValidator:
         Raises:
             TurnoutError: INTERNAL: the decision sets something that no request may have.
         """
-        try:
-            sampling = overridden(prepared, decision.sampling)
-        except ValueError as error:
-            raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None
+        sampling = decided_sampling(prepared.call.sampling, decision)
         call = replace(prepared.call, sampling=sampling)
         plan = self.plan(decision.method, decision.params)
         if decision.suffix:
@@ -300,20 +297,21 @@ def check_min_tokens(sampling: SamplingParams) -> None:
         raise invalid("min_tokens", f"must be at most max_tokens, {sampling.max_tokens} (got {sampling.min_tokens})")
 
 
-def overridden(prepared: PreparedRequest, values: dict[str, Any]) -> SamplingParams:
-    """Apply what a router sets to a call's sampling parameters.
+def decided_sampling(given: SamplingParams, decision: Decision) -> SamplingParams:
+    """Return a call's sampling parameters with what a router sets of them.
 
     Raises:
-        ValueError: not a router's to set, or out of range.
+        TurnoutError: INTERNAL: not a router's to set, or out of range.
     """
-    given = prepared.call.sampling
-    unknown = set(values) - ROUTED_SAMPLING
-    if unknown:
-        raise ValueError(f"sampling.{min(unknown)} is not a router's to set")
-    changed = {**values}
+    changed = dict(decision.sampling)
     share, warm = changed.pop("max_tokens_share", 1.0), changed.pop("greedy_temperature", None)
     if warm is not None and given.greedy:
         changed["temperature"] = warm
-    most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
-    changed["max_tokens"] = max(min(max(1, int(share * most)), most), given.min_tokens)
-    return SamplingParams.model_validate({**given.model_dump(), **changed})
+    try:
+        if unknown := set(decision.sampling) - ROUTED_SAMPLING:
+            raise ValueError(f"sampling.{min(unknown)} is not a router's to set")
+        most = min(changed.get("max_tokens", given.max_tokens), given.max_tokens)
+        changed["max_tokens"] = max(min(max(1, int(share * most)), most), given.min_tokens)
+        return SamplingParams.model_validate({**given.model_dump(), **changed})
+    except ValueError as error:
+        raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None

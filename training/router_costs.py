@@ -31,7 +31,7 @@ class Costs:
     @classmethod
     def of(cls, models: ModelPool, outcomes: Outcomes) -> Costs:
         """Of all rows."""
-        sizes: dict[Role, int] = {role: models.by_role(role).num_parameters for role in ROLES}
+        sizes: dict[Role, float] = {role: models.token_cost(role) for role in ROLES}
         tokens = {role: [row.mean(role, "tokens") for row in outcomes.rows] for role in ROLES}
         if None in tokens["small"] or None in tokens["large"]:
             num = len(outcomes.rows)

@@ -71,12 +71,26 @@ class Asked(BaseModel):
             return self.messages[0].content
         return json.dumps(self.model_dump(mode="json", include={"messages", "text"}, exclude_none=True))
 
+    @property
+    def turns(self) -> tuple[ChatMessage, ...]:
+        """The conversation; of a text, none."""
+        if self.text is not None:
+            return ()
+        turns = self.messages or (Turn(role="user", content=self.prompt or ""),)
+        return tuple(ChatMessage(each.role, each.content) for each in turns)
+
+    @property
+    def question(self) -> str:
+        """What is asked as routing sees it: the text, or the last message of the user."""
+        if self.text is not None:
+            return self.text
+        return next((turn.content for turn in reversed(self.turns) if turn.role == "user"), "")
+
     def encode(self, tokenizer: TextTokenizer) -> list[int]:
         """Token ids, ready to be answered."""
         if self.text is not None:
             return tokenizer.encode(self.text)
-        turns = self.messages or (Turn(role="user", content=self.prompt or ""),)
-        return tokenizer.encode_chat([ChatMessage(each.role, each.content) for each in turns])
+        return tokenizer.encode_chat(list(self.turns))
 
 
 class Outcome(Asked):

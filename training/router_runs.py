@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from decoding.model import Model
 from decoding.noise import derive_seed
 from decoding.recorder import watched
 from decoding.sequence import Sequence
+from pool.endpoints.text_pool import TextPool
 from pool.local_pool import LocalPool
 from router.summary import read_log
 from training.agreement import agreement
@@ -22,8 +24,9 @@ from training.calibration_data import DEMO, Judge, is_right, read_questions
 from training.data.problem import Problem
 from training.router_outcomes import ROLES, Asked, Outcome, Outcomes, Role, Sample
 from training.router_training import Advance
+from turnout.calls import Chunk, GenerateCall, Usage
 from turnout.errors import TurnoutError, invalid
-from turnout.types import SamplingParams
+from turnout.types import MAX_SEED, SamplingParams
 
 # In the order of the questions, by which each has its seed.
 KINDS = ("arithmetic", "lists", "passages", "templates", "edits")
@@ -151,27 +154,40 @@ def _unique(found: list[Question]) -> list[Question]:
 
 
 async def run_outcomes(
-    pool: LocalPool, asked: list[Question], sampling: SamplingParams, samples: int, seed: int, advance: Advance
+    pool: LocalPool | TextPool,
+    asked: list[Question],
+    sampling: SamplingParams,
+    samples: int,
+    seed: int,
+    advance: Advance,
 ) -> Outcomes:
     """Let both models answer every question, `AT_ONCE` questions at a time.
 
     Args:
-        pool: whose models answer, each alone.
+        pool: whose models answer, each alone; endpoints' answers need questions with a judge.
         asked: the questions.
         sampling: how they answer.
         samples: answers of each model to each question.
         seed: of the noise; every answer's is derived from it.
         advance: called with progress.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: a question has no judge; or as `TextPool.generate`.
     """
     slots, done = asyncio.Semaphore(AT_ONCE), 0
+    if isinstance(pool, TextPool) and any(question.judge is None for question in asked):
+        name = next(iter(pool.model_pool.elsewhere))
+        raise invalid("log", f"tells not who is right, and the tokens of {name!r}, an endpoint, cannot be compared;"
+                      " give --data, with answers")  # fmt: skip
+
+    async def answers(role: Role, question: Question, number: int) -> tuple[Sample, ...]:
+        given = (role, question, sampling, samples, derive_seed(seed, number))
+        return await (_text_samples(pool, *given) if isinstance(pool, TextPool) else _samples(pool, *given))
 
     async def one(number: int, question: Question) -> Outcome:
         nonlocal done
         async with slots:
-            found = {
-                role: await _samples(pool, role, question, sampling, samples, derive_seed(seed, number))
-                for role in ROLES
-            }
+            found = {role: await answers(role, question, number) for role in ROLES}
         done += 1
         advance("answering", done, len(asked))
         return Outcome(
@@ -182,7 +198,7 @@ async def run_outcomes(
         )
 
     rows = await asyncio.gather(*(one(number, question) for number, question in enumerate(asked)))
-    return Outcomes.of(rows, {role: pool.model_pool.by_role(role).digest for role in ROLES})
+    return Outcomes.of(rows, {role: pool.model_pool.digest_of(role) for role in ROLES})
 
 
 async def _samples(
@@ -197,6 +213,30 @@ async def _samples(
 
     first = await one(0)  # computes the prompt, which the others find in the cache
     return (first, *await asyncio.gather(*(one(index) for index in range(1, samples))))
+
+
+async def _text_samples(
+    pool: TextPool, role: Role, question: Question, sampling: SamplingParams, samples: int, seed: int
+) -> tuple[Sample, ...]:
+    """As `_samples`, of a model that is asked as callers ask it."""
+    judge = question.judge
+    assert judge is not None
+
+    async def one(index: int) -> Sample:
+        seeded = sampling.model_copy(update={"seed": derive_seed(seed, index) % MAX_SEED})
+        text = question.asked.text
+        given = {"messages": question.asked.turns} if text is None else {"prompt": text}
+        call = GenerateCall(f"outcome-{seed}-{index}", pool.model_pool.roles[role], seeded, **given)
+        answer, tokens = "", 0
+        async with aclosing(pool.generate(call)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Chunk):
+                    answer += event.text
+                elif isinstance(event, Usage):
+                    tokens = event.completion_tokens
+        return Sample(reward=judge(answer), tokens=max(tokens, 1), answer=final_answer(answer))
+
+    return tuple(await asyncio.gather(*(one(index) for index in range(samples))))
 
 
 async def _answer(pool: LocalPool, model: Model, seq: Sequence, question: Question) -> Sample:

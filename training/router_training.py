@@ -16,13 +16,14 @@ from decoding.artifacts import Artifact
 from decoding.model import ModelPool
 from decoding.sequence import Sequence
 from router.base import PROMPT_WANT
-from router.difficulty.features import FEATURES, features_of, inputs_of, state_of
-from router.difficulty.probe import EXTRA_COST, ROUTER_LABELS, ROUTER_PROBE, ProbeNetwork, extra_costs
+from router.difficulty.features import features_of, inputs_of, state_of
+from router.difficulty.probe import EXTRA_COST, ROUTER_LABELS, ROUTER_PROBE, SEEN, ProbeNetwork, Reads, extra_costs
+from router.difficulty.text_features import TEXT_FEATURES, read_text
 from training.fitting import Schedule, fit
 from training.router_calibration import Way, fit_scaling
 from training.router_costs import Costs, cost_loss
 from training.router_measures import Floats, Routed, prediction_report, routing_report
-from training.router_outcomes import ROLES, Outcome, Outcomes, Role
+from training.router_outcomes import ROLES, Outcome, Outcomes
 from training.router_samples import allocation_report, confidence_report, kinds_report
 from training.router_targets import Target, labels_of
 from turnout.errors import invalid
@@ -106,6 +107,11 @@ async def read_prompts(models: ModelPool, prompts: list[list[int]], advance: Adv
     return torch.from_numpy(np.stack(await asyncio.gather(*(one(prompt) for prompt in prompts))))
 
 
+def read_texts(texts: list[str]) -> torch.Tensor:
+    """What a probe that reads texts sees of each: float32 [n, width + features]."""
+    return torch.from_numpy(np.stack([inputs_of(*read_text(text), TEXT_FEATURES) for text in texts]))
+
+
 def split(outcomes: Outcomes, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Places of rows for training, calibration and the report: three, one and one of every five, by hashed prompt.
 
@@ -131,23 +137,24 @@ def train_probe(
     target: Target,
     recipe: Recipe,
     advance: Advance = lambda *_: None,
+    reads: Reads = "state",
 ) -> Trained:
     """Fit, calibrate and measure a probe; the models stay as they are.
 
     Args:
         models: whom the outcomes are about.
         outcomes: the rows.
-        inputs: [n, width] what the probe sees of each row's prompt; see `read_prompts`.
+        inputs: [n, width] what the probe sees of each row's prompt; see `read_prompts`, `read_texts`.
         target: what it is to predict.
         recipe: the settings.
         advance: called with progress.
+        reads: what `inputs` are.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: too few rows, rows without what is needed, labels all alike, or answers of other
             models.
     """
-    digests: dict[Role, str] = {role: models.by_role(role).digest for role in ROLES}
-    outcomes.check_models(digests)
+    outcomes.check_models(digests := {role: models.digest_of(role) for role in ROLES})
     labels = labels_of(target, outcomes)
     train, tune, heldout = split(outcomes, recipe.seed)
     target.check(labels[train])
@@ -167,7 +174,8 @@ def train_probe(
     settings = {
         "head": network.settings,
         **({EXTRA_COST: priced.network.settings} if priced is not None and priced.network is not None else {}),
-        "features": list(FEATURES),
+        "features": list(SEEN[reads]),
+        **({} if reads == "state" else {"reads": reads}),
         "labels": list(target.labels),
         "scaling": scaling.settings,
         "data": outcomes.digest,

@@ -238,7 +238,7 @@ class CostReport:
     large_kept_share: float = 0.0
 
 
-def paper_cost(large_share: float, small_parameters: int, large_parameters: int) -> float:
+def paper_cost(large_share: float, small_parameters: float, large_parameters: float) -> float:
     """Relative cost C = f + (1 - f) * N_small / N_large, f the share of tokens the large model wrote, none in vain."""
     return large_share + (1.0 - large_share) * small_parameters / large_parameters
 

@@ -10,7 +10,7 @@ from pool.contrast import refuse_contrast
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
 from pool.prompt_ids import with_context, with_suffix
-from pool.validation import PreparedRequest, RequestValidator, check_min_tokens, overridden
+from pool.validation import PreparedRequest, RequestValidator, check_min_tokens, decided_sampling
 from router.decision import Decision
 from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid
@@ -65,10 +65,7 @@ class TextIntake(RequestValidator):
     def follow(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:
         """See `RequestValidator.follow`."""
         given = prepared.call.sampling
-        try:
-            decided = overridden(prepared, decision.sampling)
-        except ValueError as error:
-            raise TurnoutError(Code.INTERNAL, f"routing policy {decision.policy!r}: {error}") from None
+        decided = decided_sampling(given, decision)
         # What is not set stays open, for the endpoint's own defaults.
         changed = {name: value for name, value in decided if value != getattr(given, name)}
         call = replace(prepared.call, sampling=given.model_copy(update=changed))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -18,15 +18,17 @@ from pool.endpoints.client import EndpointClient
 from pool.endpoints.failover import TextModels, TextRequest
 from pool.endpoints.intake import TextIntake
 from pool.endpoints.reports import described, stats_of, usage_of
+from pool.endpoints.routed_models import RoutedModels, endpoint_names, token_costs
 from pool.endpoints.streams import until
 from pool.endpoints.text_model import EndpointModel, LocalModel, TextModel
 from pool.pool import Pool, held_place
 from pool.request_defaults import RequestDefaults
-from pool.routing import SHADOW_TENANT, PoolRouting, Routing
+from pool.routing import SHADOW_TENANT, PoolRouting, Routing, explaining
 from pool.text import TextTokenizer
 from pool.token_rate import Rate
 from pool.usage import billed
 from pool.validation import PreparedRequest
+from router.decision import Decision
 from turnout.calls import (
     Begun,
     Decided,
@@ -55,19 +57,6 @@ OF_MEMBERS = (
 )
 
 LoadPool = Callable[[str, TurnoutConfig], Pool]
-
-
-class _TextOnly(ModelPool):
-    """Models that routing policies see: those that are computed here."""
-
-    def by_role(self, role: str) -> Model:
-        """See `ModelPool.by_role`."""
-        if role in self.roles and self.roles[role] not in self.models:
-            model = self.roles[role]
-            raise invalid(
-                "routing", f"this policy needs the tokens of its models, and {model!r} ({role}) is an endpoint"
-            )
-        return super().by_role(role)
 
 
 class TextPool:
@@ -101,7 +90,14 @@ class TextPool:
         local: dict[str, Model] = dict(self.members)
         reader = self._local.get(config.small)
         tokenizer = cast(TextTokenizer, reader.tokenizer if reader is not None else None)
-        self.model_pool = _TextOnly(local, config.roles, tokenizer, Artifacts(artifacts_path(config)))
+        self.model_pool = RoutedModels(
+            local,
+            config.roles,
+            tokenizer,
+            Artifacts(artifacts_path(config)),
+            elsewhere=endpoint_names(models),
+            costs=token_costs(models, prices),
+        )
         self._places = ConcurrencyLimiter(name, config.max_ongoing_requests, config.max_queued_requests)
         self._low_priority_places = self._places.copy()
         self._began = time.time()
@@ -175,7 +171,8 @@ class TextPool:
         call = prepared.call
         low_priority = call.priority == "batch"
         places = self._low_priority_places if low_priority else self._places
-        with nullcontext() if low_priority else self._shadows_paused():
+        shadows = None if low_priority else self.routing
+        with nullcontext() if shadows is None else shadows.during_request(lambda: self._places.full):
             async with held_place(places, call) as queue_s:
                 if prepared.plan is None:
                     assert self.routing is not None
@@ -184,14 +181,6 @@ class TextPool:
                 else:
                     events = self._run(prepared, self.model_pool)
                 yield events, queue_s
-
-    @contextmanager
-    def _shadows_paused(self) -> Iterator[None]:
-        if self.routing is None:
-            yield
-            return
-        with self.routing.during_request(lambda: self._places.full):
-            yield
 
     async def _run(
         self, prepared: PreparedRequest, models: ModelPool, routing: Routing | None = None
@@ -229,6 +218,14 @@ class TextPool:
         finally:
             for model in models.models.values():
                 model.release(sequence)
+
+    async def explain(self, call: GenerateCall) -> Decision:
+        """See `Pool.explain`."""
+        prepared = await self.intake().admit(call)
+        routing = explaining(self.routing, prepared, self.intake())
+        await self._route(prepared, self.model_pool, routing)
+        assert routing.decision is not None
+        return routing.decision
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
         """Log-likelihood of each completion under a model that is computed here; see `Pool.score`.

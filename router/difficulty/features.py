@@ -46,6 +46,8 @@ def state_of(row: Readout) -> npt.NDArray[np.float32]:
     return state
 
 
-def inputs_of(hidden: npt.NDArray[np.float32], features: dict[str, float]) -> npt.NDArray[np.float32]:
-    """What the network is fed: float32 [width + len(FEATURES)]."""
-    return np.append(hidden, [features[name] for name in FEATURES]).astype(np.float32)
+def inputs_of(
+    hidden: npt.NDArray[np.float32], features: dict[str, float], names: tuple[str, ...] = FEATURES
+) -> npt.NDArray[np.float32]:
+    """What the network is fed: float32 [width + len(names)]."""
+    return np.append(hidden, [features[name] for name in names]).astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from decoding.artifacts import Artifact
 from decoding.length_heads import Head
 from router.difficulty.features import FEATURES, inputs_of
 from router.difficulty.scaling import Scaling
+from router.difficulty.text_features import TEXT_FEATURES
 from turnout.errors import invalid
 
 ROUTER_PROBE = "router_probe"
@@ -27,6 +28,8 @@ EXTRA_COST = "extra_cost"  # its network's name in an artifact, and that of its 
 LEAST_EXTRA = 0.05  # of the mean extra cost: no answer counts as cheaper, so that worths stay within 1 / LEAST_EXTRA
 
 Vector = npt.NDArray[np.float32]
+Reads = Literal["state", "text"]  # the small model's state after the prompt, or nothing but the prompt's text
+SEEN: dict[Reads, tuple[str, ...]] = {"state": FEATURES, "text": TEXT_FEATURES}
 
 FARTHEST = 6.0  # standard deviations; beyond what training saw, a straight line must not run on
 
@@ -104,12 +107,14 @@ class Probe:
         scaling: from the network's outputs to predictions.
         extra: a router's second network, whose one output is the logarithm of what the large model's answer costs more,
             the mean being 1; None: the costs of answers were unknown in training.
+        reads: what it is fed.
     """
 
     network: ProbeNetwork
     labels: tuple[str, ...]
     scaling: Scaling
     extra: ProbeNetwork | None = None
+    reads: Reads = "state"
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
@@ -118,13 +123,14 @@ class Probe:
         Raises:
             TurnoutError: INVALID_ARGUMENT: it sees other features than this version computes.
         """
-        found = tuple(artifact.settings["features"])
-        if found != FEATURES:
-            raise invalid("artifact", f"its probe sees {', '.join(found)}; this version computes {', '.join(FEATURES)}")
+        found, reads = tuple(artifact.settings["features"]), artifact.settings.get("reads", "state")
+        if found != SEEN.get(reads):
+            known = ", ".join(SEEN.get(reads, FEATURES))
+            raise invalid("artifact", f"its probe sees {', '.join(found)}; this version computes {known}")
         scaling = Scaling(**artifact.settings["scaling"])
         main, extra = _parts(artifact)
         costs = None if extra is None else ProbeNetwork.of(extra)
-        return cls(ProbeNetwork.of(main), tuple(artifact.settings["labels"]), scaling, costs)
+        return cls(ProbeNetwork.of(main), tuple(artifact.settings["labels"]), scaling, costs, reads)
 
     @cached_property
     def _layers(self) -> list[Layers]:
@@ -134,13 +140,13 @@ class Probe:
         """Calibrated predictions for one prompt, by label, and `extra_cost` where the probe predicts it.
 
         Args:
-            hidden: the small model's state after the prompt, float32 [width].
-            features: see `features_of`.
+            hidden: the small model's state after the prompt, or the text's hashed words: float32 [width].
+            features: see `features_of`, `read_text`.
 
         Raises:
             ValueError: the state has another width than the probe was trained on.
         """
-        inputs = inputs_of(hidden, features)
+        inputs = inputs_of(hidden, features, SEEN[self.reads])
         if len(inputs) != self.network.first.in_features:
             raise ValueError(f"the probe is fed {self.network.first.in_features} numbers, not {len(inputs)}")
         outputs, *extra = (layers(inputs) for layers in self._layers)

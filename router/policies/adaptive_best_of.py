@@ -13,8 +13,8 @@ from decoding.model import ModelPool
 from router.allocation import Bins, SlidingWindow, falling, marginals
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
-from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import MARGINALS_PROBE, ROUTER_PROBE, Probe
+from router.difficulty.reading import ask_probe, check_reads
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
@@ -120,7 +120,8 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or for other models.
         """
-        self._kept.get(models, f"{self.where}.artifact")
+        field = f"{self.where}.artifact"
+        check_reads(self._kept.get(models, field)[0].probe, models, field)
 
     def keeps(self, decision: Decision) -> bool:
         """See `RoutingPolicy.keeps`: what shares a window's budget is counted each time, so none is kept."""
@@ -135,9 +136,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
         """See `RoutingPolicy.decide`."""
         params = self.params
         loaded, version = self._kept.get(models, f"{self.where}.artifact")
-        row = await asked.read(models)
-        features = features_of(row, asked.request.sequence.num_prompt_tokens)
-        scores = loaded.probe.predict(state_of(row), features)
+        scores, features = await ask_probe(loaded.probe, asked, models)
         count, reason = self._samples(loaded, scores)
         if not count:
             raise TurnoutError(Code.OUT_OF_RANGE, f"no answer is worth a sample {reason}")

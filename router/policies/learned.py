@@ -14,8 +14,8 @@ from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
 from router.difficulty.curve import ALWAYS, NEVER, Cut, RouterCurve
 from router.difficulty.drift import GainDrift
-from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import EXTRA_COST, ROUTER_PROBE, Probe, worth_of
+from router.difficulty.reading import ask_probe, check_reads
 from router.hashing import share_of
 from router.rule_targets import Outer, Target, follow, methods_of
 from turnout.errors import invalid, out_of_range
@@ -76,13 +76,13 @@ class _Loaded:
 class LearnedPolicy(RoutingPolicy):
     """Paper #45 (Learning How Hard to Think), its routing: the requests with the largest predicted gain go to it.
 
-    A probe on the small model's state after the prompt predicts the chance that each model is right; the gain is their
-    difference. Where it also predicts what the large model's answer costs more, the gain for its cost decides: with it
-    a given cost buys most. The paper's answers all cost the same. The threshold comes from the artifact's held-out
-    prompts. A caller's `quality` is kept for the request itself: the small model answers where its chance is at least
-    that share of the large one's. A caller's `max_cost` below 1 leaves the small model only, and one below its share of
-    the parameters is refused. Where `small` is anything but the small model alone, a policy there must keep them, and a
-    limit that it does not keep is refused.
+    A probe on the small model's state after the prompt, or on the prompt's text, predicts the chance that each model is
+    right; the gain is their difference. Where it also predicts what the large model's answer costs more, the gain for
+    its cost decides: with it a given cost buys most. The paper's answers all cost the same. The threshold comes from
+    the artifact's held-out prompts. A caller's `quality` is kept for the request itself: the small model answers where
+    its chance is at least that share of the large one's. A caller's `max_cost` below 1 leaves the small model only, and
+    one below its share of the parameters is refused. Where `small` is anything but the small model alone, a policy
+    there must keep them, and a limit that it does not keep is refused.
     """
 
     Params = LearnedParams
@@ -109,7 +109,8 @@ class LearnedPolicy(RoutingPolicy):
                 that no threshold reaches, with the reachable range; INVALID_ARGUMENT: `miss_weight` with an artifact
                 that has no error rates.
         """
-        self._kept.get(models, f"{self.where}.artifact")
+        field = f"{self.where}.artifact"
+        check_reads(self._kept.get(models, field)[0].probe, models, field)
         for inner in self._inner.values():
             if inner is not None:
                 inner.check(models)
@@ -143,9 +144,7 @@ class LearnedPolicy(RoutingPolicy):
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""
         loaded, version = self._kept.get(models, f"{self.where}.artifact")
-        row = await asked.read(models)
-        features = features_of(row, asked.request.sequence.num_prompt_tokens)
-        scores = loaded.probe.predict(state_of(row), features)
+        scores, features = await ask_probe(loaded.probe, asked, models)
         scores["gain"] = scores["p_large"] - scores["p_small"]
         scores["worth"] = worth_of(scores)
         limits = {"worth_from": loaded.cut.worth}
@@ -159,7 +158,8 @@ class LearnedPolicy(RoutingPolicy):
                     f"predicted gains have left what router {self.params.artifact}, version {version}, was trained on:"
                     f" stability index {drift.index:.2f}"
                 )
-        side, reason = _Choice(self.params, scores, limits, asked, models).make()
+        question = asked.prompt_text if loaded.probe.reads == "text" else _prompt_of(asked)
+        side, reason = _Choice(self.params, scores, limits, asked, models, question).make()
         outer = Outer(self.name, f"{version}+{self._rules}", features, reason, limits)
         decision = await follow(getattr(self.params, side), self._inner[side], outer, asked, models)
         return replace(decision, scores={**scores, **decision.scores})
@@ -191,6 +191,7 @@ class _Choice:
     limits: dict[str, float]
     asked: Asked
     models: ModelPool
+    question: str
     side: str = ""
     reason: str = ""
 
@@ -217,9 +218,7 @@ class _Choice:
             said += f" for {extra:.2f} of the mean extra cost, {worth:.3f},"
         of_ties = self.limits.get("of_ties", 1.0)
         if of_ties < 1.0 and abs(worth - threshold) <= TIED:
-            sequence = self.asked.request.sequence
-            question = ",".join(map(str, sequence.tokens[: sequence.num_prompt_tokens]))
-            self.side = "large" if share_of(0, "worth tie", question) < of_ties else "small"
+            self.side = "large" if share_of(0, "worth tie", self.question) < of_ties else "small"
             self.reason = f"{said} is one of many, of which {of_ties:.0%} go to the large model"
             return
         self.side = "large" if worth >= threshold else "small"
@@ -245,7 +244,7 @@ class _Choice:
         if not _alone(self.params.small, "small"):
             return
         self.limits["max_cost"] = cost
-        cheapest = self.models.small.num_parameters / self.models.large.num_parameters
+        cheapest = self.models.token_cost("small") / self.models.token_cost("large")
         if cost < cheapest:
             raise out_of_range("max_cost", f"{cost:g}; the small model alone costs {cheapest:.3f} of the large one")
         quality = self.asked.limits.quality
@@ -253,6 +252,11 @@ class _Choice:
             raise out_of_range("quality", f"{quality:g} needs the large model, which costs more than max_cost {cost:g}")
         self.asked.read_limits.add("max_cost")
         self.side, self.reason = "small", f"max_cost {cost:g} leaves the small model only; {self.reason}"
+
+
+def _prompt_of(asked: Asked) -> str:
+    sequence = asked.request.sequence
+    return ",".join(map(str, sequence.tokens[: sequence.num_prompt_tokens]))
 
 
 def _alone(target: Target, role: str) -> bool:

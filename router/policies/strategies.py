@@ -11,8 +11,8 @@ from decoding.artifacts import ArtifactName, Kept
 from decoding.model import ModelPool
 from router.base import Asked, RoutingPolicy
 from router.decision import Decision, rules_version
-from router.difficulty.features import features_of, state_of
 from router.difficulty.probe import STRATEGY_PROBE, Probe
+from router.difficulty.reading import ask_probe, check_reads
 from router.difficulty.strategies import STRATEGIES
 from turnout.part_choice import PartChoice
 from turnout.registry import ALONE, MethodParams, get_method
@@ -55,7 +55,8 @@ class StrategiesPolicy(RoutingPolicy):
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: no such artifact, or for other models.
         """
-        self._kept.get(models, f"{self.where}.artifact")
+        field = f"{self.where}.artifact"
+        check_reads(self._kept.get(models, field)[0], models, field)
 
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
@@ -69,9 +70,7 @@ class StrategiesPolicy(RoutingPolicy):
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:
         """See `RoutingPolicy.decide`."""
         probe, version = self._kept.get(models, f"{self.where}.artifact")
-        row = await asked.read(models)
-        features = features_of(row, asked.request.sequence.num_prompt_tokens)
-        scores = probe.predict(state_of(row), features)
+        scores, features = await ask_probe(probe, asked, models)
         strategy = STRATEGIES[max(STRATEGIES, key=scores.__getitem__)]
         sampling = {
             "temperature": strategy.temperature,

@@ -347,3 +347,22 @@ def test_answers_of_another_pair_are_not_trained_on(run: Any, config: Path) -> N
     assert run(*arguments, "--epochs", "2").code == 0
     write(outcomes, [{"models": {"small": "0" * 32}}, *rows(), {"models": {"small": "1" * 32}}])
     assert "line 42 names other models than a line before it" in run(*arguments).err
+
+
+def test_a_router_for_endpoints_is_trained_on_texts_alone(run: Any, tmp_path: Path) -> None:
+    price = {"price": {"output_usd_per_mtok": 1.0}}
+    models = {name: {"endpoint": {"url": "http://127.0.0.1:9/v1", "model": name}, **price} for name in ("s", "l")}
+    pool = {"small": "s", "large": "l", "artifacts": str(tmp_path / "artifacts")}
+    routed = {**pool, "routing": {"policy": {"name": "learned", "params": {"artifact": "mine"}}}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"models": models, "pools": {"p": routed}}), encoding="utf-8")
+    outcomes = write(tmp_path / "o.jsonl", rows())
+    arguments = ("train", "router", "--config", str(config), "--outcomes", str(outcomes), "--out", "mine")
+    refused = run(*arguments, "--reads", "state")
+    assert refused.code != 0
+    assert "reads: state needs a small model that is computed here, and 's' is an endpoint; use text" in refused.err
+    result = run(*arguments, "--epochs", "60", "--learning-rate", "0.01", "--json")
+    assert result.code == 0, result.err
+    artifact = Artifact.load(tmp_path / "artifacts" / "mine.safetensors")
+    assert (artifact.settings["reads"], artifact.models["small"]) == ("text", "endpoint:s")
+    assert json.loads(result.out)["predictions"]["p_small"]["auc"]["value"] == 1.0  # the prompt's length tells

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from deployments.service import GenerationService
 from pool.local_pool import LocalPool
 from tests.deployments.in_process import InProcessBackend
 from tests.pool.endpoints.scripted import answer, ask, text_of
+from training.router_outcomes import Outcome, Outcomes
+from training.router_targets import WhoIsRight
+from training.router_training import Recipe, read_prompts, train_probe
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import TurnoutError
 
@@ -105,3 +109,31 @@ async def test_the_model_here_continues_where_the_endpoint_cannot_be_asked(own, 
     expected, _ = await answer(own.direct, ask(QUESTION, model="demo-small", sampling=GREEDY))
     assert text_of(chunks) == text_of(expected)
     assert "here answered in place of there" in usage.notes[0]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_router_reads_the_state_of_the_model_that_is_here(own, tmp_path):
+    """Long questions are for the endpoint; the answer's first token comes from the forward that the probe read."""
+    texts = [f"{n}+1{'+1' * (n % 2 * 9)}=" for n in range(30)]
+    outcomes = Outcomes.of([Outcome(text=each, correct_small=len(each) < 9, correct_large=True) for each in texts])
+
+    def loaded(**pool):
+        config = own.config(artifacts=str(tmp_path), **pool)
+        endpoint = config.models["there"].endpoint.model_copy(update={"num_parameters": 1 << 30})
+        there = config.models["there"].model_copy(update={"endpoint": endpoint})
+        return load_engine("p", config.model_copy(update={"models": {**config.models, "there": there}}))
+
+    plain = loaded()
+    prompts = [row.encode(plain.model_pool.tokenizer) for row in outcomes.rows]
+    inputs = await read_prompts(plain.model_pool, prompts, lambda *_: None)
+    recipe = Recipe(16, epochs=40, learning_rate=1e-2)
+    train_probe(plain.model_pool, outcomes, inputs, WhoIsRight(), recipe).artifact.save(tmp_path / "router.safetensors")
+    await plain.close()
+    pool = loaded(routing={"policy": {"name": "learned", "params": {"threshold": 0.5}}})
+    for text in texts[:2]:
+        call = replace(ask(sampling=GREEDY, explain=True), messages=None, prompt=text)
+        _, usage = await answer(pool, call)
+        assert "entropy_bits" in usage.route["features"]
+        assert usage.route["params"]["model"] == ("small" if len(text) < 9 else "large")
+        assert ("there" in usage.models) == (len(text) >= 9)
+    await pool.close()
