@@ -108,6 +108,7 @@ def router(
     _check_one(outcomes=outcomes, log=log, demo=demo)
     _check_unset(outcomes, count=count, samples=samples, temperature=temperature, max_tokens=max_tokens)
     settings, name = _settings(config, pool)
+    chosen = _reads(reads, settings, name)
     place = _place(out, settings, name)
     check_out(place)
     rows = Outcomes.read(outcomes) if outcomes is not None else None
@@ -119,7 +120,6 @@ def router(
     asked = [] if rows is not None else _enough(_questions(None, log, name, count, seed))
 
     async def work(loaded: LocalPool | TextPool, advance: Callable[[str, int, int], None]) -> Trained:
-        chosen = _reads(reads, settings, name)
         found = rows or await run_outcomes(loaded, asked, sampling, samples, seed, advance)
         found.check_models({role: loaded.model_pool.digest_of(role) for role in ROLES})
         inputs = await _inputs(chosen, loaded, found, advance)
