@@ -11,11 +11,13 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from turnout.proto import generation_pb2 as pb
+from turnout.registry import names
 
 DEPTH = 3
 INT64 = st.one_of(st.integers(-3, 40), st.integers(-(2**63), 2**63 - 1))
 DOUBLES = st.one_of(st.sampled_from([0.0, 0.5, 1.0, -1.0, math.nan, math.inf, -math.inf]), st.floats())
 TEXT = st.one_of(st.text(max_size=12), st.sampled_from(["1+1=", "a", "\u0000", "e\u0301", "𝄞"]))
+PROCESSORS = names("decoding.processors")
 # What the server knows by name, so that messages also get past the first check.
 KNOWN: dict[str, Any] = {
     "turnout.v1.GenerateRequest.model": st.sampled_from(["demo", "small", "large", "slow"]),
@@ -39,6 +41,10 @@ KNOWN: dict[str, Any] = {
     "turnout.v1.Structure.regex": st.sampled_from(["[0-9]+", "(", ".*", "a{1,9}"]),
     "turnout.v1.Structure.grammar": st.sampled_from(['start: "a"+', "start: start", "x"]),
     "turnout.v1.TokenIds.ids": st.integers(-1, 1030),
+    "turnout.v1.GenerateRequest.prompt_logprobs": st.integers(0, 20),
+    "turnout.v1.Chat.reasoning": st.sampled_from(["", "split", "hide", "raw"]),
+    "turnout.v1.Chat.reasoning_effort": st.sampled_from(["", "none", "low", "high"]),
+    "turnout.v1.Part.name": st.sampled_from([*PROCESSORS, "x"]),
     "grpc.health.v1.HealthCheckRequest.service": st.sampled_from(["", "turnout.v1.Generation", "x"]),
 }
 # How far an answer may go: fuzzing is about what is asked, and long answers would only take their time.
@@ -60,6 +66,14 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 2**63 - 1),
     "n": st.integers(1, MOST_ANSWERS),
     "logprobs": st.integers(0, 20),
+    "min_tokens": st.integers(0, MOST_TOKENS),
+    "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=2),
+    "allowed_token_ids": st.lists(st.integers(0, 1023), max_size=3),
+    "include_stop_str_in_output": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "truncate_prompt_tokens": st.integers(-1, 9),
+    "thinking_token_budget": st.integers(-1, 9),
+    "processors": st.lists(st.builds(pb.Part, name=st.sampled_from(PROCESSORS)), max_size=2),
 }
 
 

@@ -21,14 +21,17 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
         lines += ["| what | result |", "| --- | --- |"]
         lines += [f"| {name} | {figures[name]} |" for name in sorted(figures)] + [""]
     clients, cases = report.get("clients", {}), report.get("cases", {})
+    by_case = [name for name in clients if any(name in passed for passed in cases.values())]
+    others = [clients[name] for name in sorted(clients) if name not in by_case]
+    if others:
+        lines += ["Further clients, unmodified, whose tests passed: " + "; ".join(others) + ".", ""]
     if cases:
-        names = list(clients)
-        lines += [f"## {len(cases)} cases", "", "OpenAI's own clients, unmodified: " +
-                  "; ".join(f"{name}: {clients[name]}" for name in names) + ".", ""]  # fmt: skip
-        lines += [f"| case | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+        versions = "; ".join(f"{name}: {clients[name]}" for name in by_case)
+        lines += [f"## {len(cases)} cases", "", f"OpenAI's own clients, unmodified: {versions}.", ""]
+        lines += [f"| case | {' | '.join(by_case)} |", "| --- |" + " --- |" * len(by_case)]
         for case, passed in cases.items():
             lines.append(
-                f"| {case} | " + " | ".join("passes" if name in passed else "not run" for name in names) + " |"
+                f"| {case} | " + " | ".join("passes" if name in passed else "not run" for name in by_case) + " |"
             )
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")

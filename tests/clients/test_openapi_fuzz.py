@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from deployments.openapi.document import PATH
+from deployments.openapi.document import ALL, BATCHES, PATH, Operation
 from tests.clients.all_cases import CASES
 from tests.clients.cases import Case
 from tests.clients.site import Site
@@ -28,10 +28,25 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 # Cases that fit the document and cases that do not, of each operation; those that decode are most.
-MANY, FEW = 1300, 80
-DECODING = ("/v1/completions", "/v1/chat/completions")
+MANY = {"/v1/completions": 1300, "/v1/chat/completions": 1300, "/v1/messages": 400, "/v1/responses": 400}
+FEW = 80
+OPERATIONS = (*ALL, *BATCHES)
 MOST_TOKENS, MOST_ANSWERS = 4, 2
+# What limits an answer, by endpoint: the first is given where none is.
+LENGTHS = {
+    "/v1/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
+# What a model is given to read.
+READ = {"prompt", "messages", "input", "text_1", "query", "tokens"}
+SELDOM_RIGHT = {
+    *("response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias", "structured_outputs"),
+    *("previous_response_id", "text", "include", "output_config", "thinking", "chat_template_kwargs"),
+}
 CLOCK_S = 0.05
+STATUSES: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +75,29 @@ def test_streams_of_every_endpoint_are_among_the_cases() -> None:
     assert len(STREAMED) >= 10
 
 
-def operations(schema: Any) -> list[Any]:
-    return [result.ok() for result in schema.get_all_operations()]
-
-
-def test_at_least_five_thousand_requests_are_answered_as_the_document_says(site: Site, schema: Any) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+def test_every_request_is_answered_as_the_document_says(site: Site, schema: Any, operation: Operation) -> None:
+    asked = schema[operation.path][operation.method]
     counted: Counter[str] = Counter()
     with requests.Session() as session:
-        for operation in operations(schema):
-            number = MANY if operation.path in DECODING else FEW
-            for mode in GenerationMode:
-                if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query):
-                    continue  # nothing of it could be wrong
-                _ask(operation.as_strategy(generation_mode=mode), number, session, counted)
+        for mode in GenerationMode:
+            if mode is GenerationMode.NEGATIVE and not (asked.body or asked.query):
+                continue  # nothing of it could be wrong
+            _ask(asked.as_strategy(generation_mode=mode), _number(operation), session, counted)
     site.assert_idle()
-    assert counted.total() >= 5000, counted
-    told = ", ".join(f"{count} of {status}" for status, count in sorted(counted.items()))
+    STATUSES.update(counted)
+    told = ", ".join(f"{count} of {status}" for status, count in sorted(STATUSES.items()))
     site.report.setdefault("figures", {})["HTTP, requests made by schemathesis, by status"] = told
+
+
+def test_they_are_all_operations_and_at_least_five_thousand_requests(schema: Any) -> None:
+    served = [result.ok() for result in schema.get_all_operations()]
+    assert {(each.method, each.path) for each in served} == {(each.method, each.path) for each in OPERATIONS}
+    assert sum(_number(each) for each in OPERATIONS for _ in range(2 if each.body else 1)) >= 5000
+
+
+def _number(operation: Operation) -> int:
+    return MANY.get(operation.path, FEW)
 
 
 def _ask(cases: Any, number: int, session: requests.Session, counted: Counter[str]) -> None:
@@ -85,7 +106,7 @@ def _ask(cases: Any, number: int, session: requests.Session, counted: Counter[st
     @settings(max_examples=number, derandomize=False, suppress_health_check=list(HealthCheck))
     @given(cases)
     def ask(case: Any) -> None:
-        _shorten(case.body)
+        _shorten(case.operation.path, case.body)
         _aim(case.body, next(turns))
         started = time.monotonic()
         answer = case.call(session=session, timeout=90)
@@ -99,24 +120,26 @@ def _ask(cases: Any, number: int, session: requests.Session, counted: Counter[st
     ask()
 
 
-def _shorten(body: Any) -> None:
+def _shorten(path: str, body: Any) -> None:
     """Long answers would only take their time."""
-    if isinstance(body, dict):
-        for name, most in (("max_tokens", MOST_TOKENS), ("max_completion_tokens", MOST_TOKENS), ("n", MOST_ANSWERS)):
-            if isinstance(body.get(name), int) and body[name] > most:
-                body[name] = most
-        if "max_completion_tokens" not in body:
-            body.setdefault("max_tokens", MOST_TOKENS)
+    if not isinstance(body, dict) or path not in LENGTHS:
+        return
+    for name, most in (*((name, MOST_TOKENS) for name in LENGTHS[path]), ("n", MOST_ANSWERS)):
+        if isinstance(body.get(name), int) and body[name] > most:
+            body[name] = most
+    if not body.keys() & set(LENGTHS[path]):
+        body[LENGTHS[path][0]] = MOST_TOKENS
 
 
 def _aim(body: Any, turn: int) -> None:
     """Two of three requests name a pool, and one of three little else: where every field is random, one is wrong."""
-    if not isinstance(body, dict) or not (body.keys() & {"prompt", "messages"}) or turn % 3 == 0:
+    if not isinstance(body, dict) or not (body.keys() & READ) or turn % 3 == 0:
         return
     body["model"] = "demo"
     if turn % 3 == 1:
-        body["stream"] = turn % 2 == 1
-        for name in body.keys() & {"response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}:
+        if body.keys() & {"stream", "max_tokens", "max_output_tokens"}:
+            body["stream"] = turn % 2 == 1
+        for name in body.keys() & SELDOM_RIGHT:
             del body[name]
         if isinstance(body.get("decoding"), dict):
             body["decoding"] = {

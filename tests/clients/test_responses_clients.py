@@ -1,8 +1,7 @@
-"""OpenAI's client with helpers for the Responses API, and the Agents SDK in its default mode, unmodified."""
+"""OpenAI's client with helpers for the Responses API, unmodified."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any, Literal
 
@@ -49,50 +48,3 @@ def test_helpers_of_the_client_put_a_stream_together(site: Site) -> None:
     assert final.output_parsed is not None
     assert final.output_parsed.model_dump() == json.loads(final.output_text)
     assert _client(site).responses.parse(**asked, text_format=Digit).output_parsed == final.output_parsed
-
-
-def test_the_agents_sdk_calls_a_tool_and_ends_in_its_output_type(site: Site) -> None:
-    agents = pytest.importorskip("agents", reason="pip install openai-agents")
-    agents.set_tracing_disabled(True)
-    client = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=site.keys["acme"], max_retries=0)
-    pressed: list[int] = []
-
-    @agents.function_tool
-    def press(digit: int) -> str:
-        """Press a key."""
-        pressed.append(digit)
-        return "pressed"
-
-    async def run(streamed: bool) -> Any:
-        model = agents.OpenAIResponsesModel("tools", client)
-        agent = agents.Agent(
-            name="presser",
-            instructions="Press keys.",
-            model=model,
-            tools=[press],
-            tool_use_behavior="stop_on_first_tool",
-            model_settings=agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200),
-        )
-        if not streamed:
-            return (await agents.Runner.run(agent, "Press one.")).final_output
-        result = agents.Runner.run_streamed(agent, "Press one.")
-        async for _ in result.stream_events():
-            pass
-        return result.final_output
-
-    async def typed() -> Any:
-        agent = agents.Agent(
-            name="typed",
-            model=agents.OpenAIResponsesModel("demo", client),
-            output_type=Digit,
-            model_settings=agents.ModelSettings(max_tokens=60, temperature=0),
-        )
-        return (await agents.Runner.run(agent, QUESTION)).final_output
-
-    async def all_runs() -> list[Any]:  # on one loop: the client's connections belong to it
-        return [await run(streamed=False), await run(streamed=True), await typed()]
-
-    *outputs, last = asyncio.run(all_runs())
-    assert outputs == ["pressed", "pressed"]
-    assert len(pressed) == 2
-    assert isinstance(last, Digit)

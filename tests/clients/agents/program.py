@@ -1,4 +1,4 @@
-"""Agents of two libraries, run against the server at argv[1] with the key argv[2]; prints what came as JSON lines."""
+"""Agents of several libraries, against the server at argv[1] with the key argv[2]; prints results as JSON lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import json
 import sys
 from typing import Any, Literal
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
@@ -16,6 +27,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 MOST_TURNS = 50
+MOST_TOKENS = 300
 USED: list[str] = []
 
 
@@ -26,7 +38,6 @@ class Verdict(BaseModel):
     size: Literal["small", "large"]
 
 
-@function_tool
 def weather(city: Literal["Bern", "Oslo"]) -> str:
     """Tell the weather of a city."""
     USED.append(city)
@@ -41,36 +52,45 @@ def report(name: str, output: Any, events: int = 0) -> None:
 
 async def openai_agents(client: AsyncOpenAI) -> None:
     set_tracing_disabled(True)
-    model = OpenAIChatCompletionsModel("demo", client)
-    for choice in ("required", "auto"):
-        settings = ModelSettings(tool_choice=choice, max_tokens=300, temperature=1.0)
-        asked = {"tools": [weather], "output_type": Verdict, "model": model, "model_settings": settings}
-        agent: Any = Agent(name="a", instructions="Be brief.", **asked)
-        done = await Runner.run(agent, "Warm?", max_turns=MOST_TURNS)
-        report(f"agents {choice}", done.final_output)
-        streamed = Runner.run_streamed(agent, "Warm?", max_turns=MOST_TURNS)
-        events = [event async for event in streamed.stream_events()]
-        report(f"agents {choice}, streamed", streamed.final_output, len(events))
+    for kind, of in (("chat", OpenAIChatCompletionsModel), ("responses", OpenAIResponsesModel)):
+        for choice in ("required", "auto"):
+            settings = ModelSettings(tool_choice=choice, max_tokens=MOST_TOKENS, temperature=1.0)
+            asked = {"tools": [function_tool(weather)], "output_type": Verdict, "model_settings": settings}
+            agent: Any = Agent(name="a", instructions="Be brief.", model=of("demo", client), **asked)
+            done = await Runner.run(agent, "Warm?", max_turns=MOST_TURNS)
+            report(f"agents, {kind}, {choice}", done.final_output)
+            streamed = Runner.run_streamed(agent, "Warm?", max_turns=MOST_TURNS)
+            events = [event async for event in streamed.stream_events()]
+            report(f"agents, {kind}, {choice}, streamed", streamed.final_output, len(events))
 
 
 async def pydantic_ai(client: AsyncOpenAI) -> None:
     model = OpenAIChatModel("demo", provider=OpenAIProvider(openai_client=client))
     for name, output in (("native", NativeOutput(Verdict)), ("tool", Verdict)):
-        agent: Any = PydanticAgent(model, output_type=output, model_settings={"max_tokens": 300})
+        agent: Any = PydanticAgent(model, output_type=output, model_settings={"max_tokens": MOST_TOKENS})
+        agent.tool_plain(weather)
+        report(f"pydantic_ai, {name}", (await agent.run("Warm?")).output)
 
-        @agent.tool_plain
-        def temperature(city: Literal["Bern", "Oslo"]) -> str:
-            """Tell the temperature of a city."""
-            USED.append(city)
-            return "20"
 
-        report(f"pydantic_ai {name}", (await agent.run("Warm?")).output)
+async def langchain(client: AsyncOpenAI) -> None:
+    given: Any = {"base_url": str(client.base_url), "api_key": client.api_key, "max_tokens": MOST_TOKENS}
+    for api in (False, True):
+        model = ChatOpenAI(model="demo", use_responses_api=api, **given)
+        name = f"langchain, {'responses' if api else 'chat'}"
+        for method in ("function_calling", "json_schema"):
+            report(f"{name}, {method}", await model.with_structured_output(Verdict, method=method).ainvoke("Warm?"))
+        calling = model.bind_tools([tool(weather)], tool_choice="required")
+        turns: list[Any] = [HumanMessage("Warm?"), await calling.ainvoke("Warm?")]
+        turns += [
+            ToolMessage(tool(weather).invoke(call["args"]), tool_call_id=call["id"]) for call in turns[1].tool_calls
+        ]
+        report(f"{name}, required", await model.with_structured_output(Verdict, method="json_schema").ainvoke(turns))
 
 
 async def main() -> None:
-    client = AsyncOpenAI(base_url=f"{sys.argv[1]}/v1", api_key=sys.argv[2])
-    await openai_agents(client)
-    await pydantic_ai(client)
+    client = AsyncOpenAI(base_url=f"{sys.argv[1]}/v1", api_key=sys.argv[2], max_retries=0)
+    for run in (openai_agents, pydantic_ai, langchain):
+        await run(client)
 
 
 asyncio.run(main())
