@@ -1,4 +1,4 @@
-"""`vllm bench serve` against a served endpoint: random prompts, and its counts beside the server's."""
+"""`vllm bench serve` against a served endpoint: random prompts, and its counts next to the server's."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ class Figures:
     @property
     def differences(self) -> list[str]:
         """What the tool and the server do not agree on, or what is not as it was asked for."""
-        told = f"vllm bench serve, {self.model} by {PATHS[self.load.backend]}, {self.load}"
+        load = f"vllm bench serve, {self.model} by {PATHS[self.load.backend]}, {self.load}"
         wanted = [OUTPUT_TOKENS] * self.asked[0]
         found = [f"{self.failed} requests failed"] if self.failed else []
         if self.tool != self.server:
             found.append(f"it counts {self.tool}, the server {self.server}")
         if (self.tool.requests, self.tool.output) != self.asked or sorted(self.lengths) != wanted:
             found.append(f"{self.asked[0]} answers of {OUTPUT_TOKENS} tokens were asked for, it got {self.lengths}")
-        return [f"{told}: {each}" for each in found]
+        return [f"{load}: {each}" for each in found]
 
 
 def measure(python: Path, folder: Path, url: str, model: str, tokenizer: Path, load: Load, requests: int) -> Figures:
@@ -124,19 +124,19 @@ def measure(python: Path, folder: Path, url: str, model: str, tokenizer: Path, l
          "--save-result", "--save-detailed", "--result-dir", str(report.parent), "--result-filename", report.name,
          *how],
     )  # fmt: skip
-    told = json.loads(report.read_text(encoding="utf-8"))
-    tool = Counts(told["completed"], told["total_input_tokens"], told["total_output_tokens"])
+    result = json.loads(report.read_text(encoding="utf-8"))
+    tool = Counts(result["completed"], result["total_input_tokens"], result["total_output_tokens"])
     return Figures(
         load,
         model,
         (requests, requests * OUTPUT_TOKENS),
-        told["failed"],
-        tuple(told["output_lens"]),
+        result["failed"],
+        tuple(result["output_lens"]),
         tool,
         _risen(url, model, before, tool),
-        (told["median_ttft_ms"], told["p95_ttft_ms"]),
-        (told["median_itl_ms"], told["p95_itl_ms"]),
-        told["output_throughput"],
+        (result["median_ttft_ms"], result["p95_ttft_ms"]),
+        (result["median_itl_ms"], result["p95_itl_ms"]),
+        result["output_throughput"],
     )
 
 
