@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.clients.cases import (
+    OTHER,
     QUESTION,
     ROUNDING,
     Check,
@@ -111,6 +112,35 @@ def read_five(got: Result, _: Others) -> None:
     assert usage(got)["prompt_tokens"] == 5
 
 
+def prompt_alone(got: Result, others: Others) -> None:
+    [choice] = choices(got)
+    whole = choices(others["completions: echo with logprobs"])[0].logprobs
+    assert choice.text == QUESTION
+    assert usage(got)["completion_tokens"] == 0
+    assert choice.logprobs[0] is None
+    assert choice.logprobs[1:] == pytest.approx(whole[1 : len(choice.logprobs)], abs=ROUNDING)
+
+
+def goes_on(got: Result, others: Others) -> None:
+    assert (BEGUN + texts(got)[0]).startswith(texts(others["chat: one turn"])[0])
+
+
+def several(got: Result, _: Others) -> None:
+    assert len(texts(got)) == 3
+
+
+OPEN: dict[str, Any] = {"top_k": -1, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}
+RETURNED = {
+    "role": "assistant", "content": "42", "refusal": None, "annotations": [], "audio": None, "function_call": None,
+    "tool_calls": None, "reasoning": "30 and 12", "reasoning_content": "30 and 12",
+}  # fmt: skip
+TURNS = [{"role": "user", "content": OTHER}, RETURNED, {"role": "user", "content": QUESTION}]
+BEGUN = "69*9="
+CONTINUED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": BEGUN}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
 IGNORED: dict[str, Any] = {
     "verbosity": "low", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "web_search_options": {},
     "prediction": {"type": "content", "content": "x"}, "modalities": ["text"], "user": "me",
@@ -132,9 +162,15 @@ FIELDS = [
     completion("prompt_logprobs", prompt_scored, prompt_logprobs=2),
     completion("return_token_ids", told_ids, return_token_ids=True),
     completion("truncate_prompt_tokens", read_five, truncate_prompt_tokens=5),
+    completion("max_tokens of 0", prompt_alone, max_tokens=0, echo=True, logprobs=1),
+    completion("a negative seed", several, seed=-7, temperature=1, n=3),
+    completion("a negative seed again", same_as("completions: a negative seed"), seed=-7, temperature=1, n=3),
     completion("a grammar of SGLang", is_one_of("yes", "no"), ebnf='root ::= "yes" | "no"'),
     completion("priority, cache_salt", same_as("completions: a text"), priority=3, cache_salt="mine"),
     chat("fields that are ignored", same_as("chat: one turn"), **IGNORED),
+    chat("top_k of -1, effort and variables of the template", same_as("chat: one turn"), **OPEN),
+    chat("fields of an answer that go back", same_as("chat: several turns"), messages=TURNS),
+    chat("continue_final_message", goes_on, **CONTINUED),
     chat("guided_choice", is_one_of("yes", "no"), guided_choice=["yes", "no"]),
     chat("structured_outputs", is_one_of("yes", "no"), structured_outputs={"choice": ["yes", "no"]}),
     chat("return_tokens_as_token_ids", ids_for_names, logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True),
