@@ -42,9 +42,19 @@ LENGTHS = {
 # What a model is given to read.
 READ = {"prompt", "messages", "input", "text_1", "query", "tokens"}
 SELDOM_RIGHT = {
-    *("response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias", "structured_outputs"),
+    *("response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias", "structured_outputs", "min_tokens"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema", "top_logprobs"),
     *("previous_response_id", "text", "include", "output_config", "thinking", "chat_template_kwargs"),
+    *("truncate_prompt_tokens", "continue_final_message", "add_generation_prompt", "reasoning_effort"),
 }
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+# Random messages of a chat are never all right.
+CHATS: tuple[list[dict[str, Any]], ...] = (
+    [{"role": "user", "content": "1+1="}],
+    [{"role": "system", "content": "Add."}, {"role": "user", "content": [{"type": "text", "text": "1+1="}]}],
+    [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [CALL]},
+     {"role": "tool", "tool_call_id": "c", "content": "done"}],
+)  # fmt: skip
 CLOCK_S = 0.05
 STATUSES: dict[str, Counter[str]] = {}
 
@@ -108,7 +118,7 @@ def _ask(cases: Any, number: int, session: requests.Session, counted: Counter[st
     @given(cases)
     def ask(case: Any) -> None:
         _shorten(case.operation.path, case.body)
-        _aim(case.body, next(turns))
+        _aim(case.operation.path, case.body, next(turns))
         started = time.monotonic()
         answer = case.call(session=session, timeout=90)
         elapsed_s = time.monotonic() - started
@@ -132,11 +142,13 @@ def _shorten(path: str, body: Any) -> None:
         body[LENGTHS[path][0]] = MOST_TOKENS
 
 
-def _aim(body: Any, turn: int) -> None:
+def _aim(path: str, body: Any, turn: int) -> None:
     """Two of three requests name a pool, and one of three little else: where every field is random, one is wrong."""
     if not isinstance(body, dict) or not (body.keys() & READ) or turn % 3 == 0:
         return
     body["model"] = "demo"
+    if path == "/v1/chat/completions":
+        body["messages"] = CHATS[turn // 3 % len(CHATS)]
     if turn % 3 == 1:
         if body.keys() & {"stream", "max_tokens", "max_output_tokens"}:
             body["stream"] = turn % 2 == 1
