@@ -23,10 +23,10 @@ from actors.protocol import (
     unpack_tokens,
 )
 from decoding.constraints.base import Constraint
-from decoding.constraints.thinking import look_astride
 from decoding.model import Model
 from decoding.sequence import Sequence
 from decoding.thinking import Thinking
+from decoding.thinking_constraint import look_astride
 from pool.reasoning import answer_text, bound
 from pool.stop_strings import detokenizer_of, text_of
 from pool.text import TextTokenizer

@@ -22,10 +22,10 @@ from benchmarks.engines import SUBJECTS, open_engine, random_prompts
 from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
 from benchmarks.random_vocabulary import random_vocabulary
 from decoding.constraints.base import Constraint
-from decoding.constraints.grammar import Compiler
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request, StopCondition
 from decoding.sequence import Sequence
+from decoding.structures import Compiler
 from experiments import real_model
 from experiments.pairs import DEMO, REAL, open_pair
 from pool.text import TextTokenizer

@@ -7,7 +7,7 @@ import string
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from decoding.constraints.grammar import Vocabulary
+from decoding.constraints.base import Vocabulary
 
 END = 1
 BLANK = "\u0120"  # how byte-level vocabularies write one

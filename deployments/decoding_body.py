@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from decoding.structures import public_kinds
 from deployments.request_fields import BodyPart
 from turnout.part_choice import PartChoice
 from turnout.types import MOST_PROCESSORS, RouteLimits
@@ -39,8 +40,7 @@ class Decoding(BodyPart):
         str, Field(description="text that the question is about; stands before the prompt or the last user message")
     ] = ""
     structure: Annotated[
-        dict[str, Any] | None,
-        Field(description="what the text must fit: one of json_schema, json_object, regex, grammar and choice"),
+        dict[str, Any] | None, Field(description=f"what the text must fit: one of {', '.join(public_kinds())}")
     ] = None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from decoding.structures import checked_structure
 from deployments.backend import Batch
 from deployments.extra_fields import NOT_IN_STREAMS, PromptFields
 from deployments.fan_out import first_token
@@ -32,7 +33,6 @@ from turnout.embed_calls import EmbedCall, Embeddings
 from turnout.errors import invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
-from turnout.structure import KINDS as STRUCTURE_KINDS
 from turnout.structure import Structure
 from turnout.types import FinishReason, RouteLimits, SamplingParams, TokenKind
 
@@ -172,11 +172,10 @@ def _sampling_values(request: pb.GenerateRequest) -> dict[str, Any]:
 def _structure(request: pb.GenerateRequest) -> Structure | None:
     kind = request.structure.WhichOneof("kind")
     if kind is None:
-        if request.HasField("structure"):
-            raise invalid("structure", f"must hold exactly one of {', '.join(STRUCTURE_KINDS)}")
-        return None
+        return checked_structure({}, "structure") if request.HasField("structure") else None
     value = getattr(request.structure, kind)
-    return validated(Structure, {kind: list(value.texts) if kind == "choice" else value}, "structure")
+    given = {value.kind: value.value} if kind == "other" else {kind: list(value.texts) if kind == "choice" else value}
+    return checked_structure(given, "structure")
 
 
 def chunk_message(call_id: str, model: str, batch: Batch, reader: CallReader | None = None) -> pb.GenerateChunk:

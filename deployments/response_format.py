@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from decoding.structures import checked_structure
 from deployments.openai_format import ChatFormat, DetailedFormat, Format
 from deployments.request_fields import BodyPart
 from deployments.tools import ToolChatFormat, reader_of
 from turnout.calls import GenerateCall
 from turnout.errors import invalid
-from turnout.registry import validated
-from turnout.structure import KINDS, Structure
+from turnout.structure import Structure
 
 
 class SchemaFormat(BodyPart):
@@ -44,10 +44,8 @@ def structure_of(form: ResponseFormat | None, own: dict[str, Any] | None) -> tup
     if own is not None:
         if form is not None and form.type != "text":
             raise invalid("decoding.structure", "conflicts with response_format; give one of them")
-        if own.get("kind", KINDS[0]) not in KINDS:
-            raise invalid("decoding.structure", f"must hold exactly one of {', '.join(KINDS)}")
         where = "decoding.structure.json_schema" if "json_schema" in own else "decoding.structure"
-        return validated(Structure, own, "decoding.structure"), where
+        return checked_structure(own, "decoding.structure"), where
     if form is None or form.type == "text":
         if form is not None and form.json_schema is not None:
             raise invalid("response_format.json_schema", 'needs type "json_schema"')
@@ -59,7 +57,7 @@ def structure_of(form: ResponseFormat | None, own: dict[str, Any] | None) -> tup
     if form.json_schema is None or form.json_schema.schema_ is None:
         raise invalid("response_format.json_schema.schema", "is needed")
     where = "response_format.json_schema.schema"
-    return validated(Structure, {"json_schema": form.json_schema.schema_}, where), where
+    return checked_structure({"json_schema": form.json_schema.schema_}, where), where
 
 
 def format_of(form: Format, call: GenerateCall) -> Format:

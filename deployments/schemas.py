@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from decoding.structures import checked_structure
 from deployments.bodies import read_object
 from deployments.decoding_body import Decoding
 from deployments.extra_fields import (
@@ -26,7 +27,7 @@ from deployments.tools import CalledTool, ToolBody, ToolChoice, choice_name, off
 from turnout.calls import CACHE_CLASSES, ChatMessage, GenerateCall, ReasoningMode, cache_class
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
-from turnout.registry import explain, validated
+from turnout.registry import explain
 from turnout.structure import Structure
 from turnout.tools import ToolCall
 from turnout.types import SamplingParams
@@ -332,7 +333,7 @@ def structure_asked(body: CommonBody) -> tuple[Structure | None, str]:
     field, own = by_other_name
     if body.decoding.structure is not None or (body.response_format and body.response_format.type != "text"):
         raise invalid(field, "conflicts with response_format and decoding.structure; give one of them")
-    return validated(Structure, own, field), field
+    return checked_structure(own, field), field
 
 
 def _job(

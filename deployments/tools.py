@@ -12,9 +12,10 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.keywords import place_in, placed
-from decoding.constraints.schemas import ENDLESS, endless
+from decoding.grammars.flat_schemas import FlatSchema
+from decoding.grammars.keywords import place_in, placed
+from decoding.grammars.schemas import ENDLESS, endless
+from decoding.structures import checked_structure
 from deployments.openai_format import ChatFormat
 from deployments.openapi.answers import ChatChoice, ToolCallObject
 from deployments.openapi.events import ChatPart
@@ -22,7 +23,6 @@ from deployments.openapi.events import ToolCallPart as ToolCallPartObject
 from deployments.request_fields import BodyPart
 from turnout.calls import READ, Chunk, GenerateCall
 from turnout.errors import invalid
-from turnout.registry import validated
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
 from turnout.tool_formats.grammar import CallRules
@@ -197,7 +197,7 @@ def _schemas(tools: list[ToolBody]) -> dict[str, Any]:
     for place, each in enumerate(tools):
         under, schema = f"{place}.function.parameters", each.function.parameters
         field = f"tools.{under}"
-        validated(Structure, {"json_schema": schema}, field)
+        checked_structure({"json_schema": schema}, field)
         if schema.get("type", "object") != "object":
             raise invalid(f"{field}.type", "must be object: arguments are given by name")
         flat = FlatSchema(schema, field, under)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.block import Block
-from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
+from decoding.mask_prefetch import MaskPrefetch, spares_core
 from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit, LayerSelection
 from decoding.readout import read

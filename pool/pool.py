@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.artifacts import Artifacts
-from decoding.constraints.thinking import look_astride
 from decoding.model import ModelPool
 from decoding.sequence import Sequence
 from decoding.thinking import Thinking
+from decoding.thinking_constraint import look_astride
 from engine.costs.prefill_estimate import prompt_token_seconds, waiting_seconds
 from engine.member import PoolMember
 from pool.audit import Audits

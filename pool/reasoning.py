@@ -9,9 +9,9 @@ from copy import copy
 from dataclasses import replace
 
 from decoding.constraints.base import Constraint, allows
-from decoding.constraints.thinking import ThinkingConstraint
 from decoding.text import continue_with, text_within
 from decoding.thinking import TAIL, Channels, Marker, Part, Phase, Splitter, Start, Thinking, start_after
+from decoding.thinking_constraint import ThinkingConstraint
 from pool.chat_turns import PROBE
 from pool.detokenizer import Detokenizer, Span
 from pool.text import TextTokenizer, added_tokens, template_of

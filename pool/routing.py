@@ -11,6 +11,7 @@ from typing import Any
 from decoding.calibrated_params import check_current, check_method
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
+from decoding.structures import short_form
 from pool.prompt_ids import question_of
 from pool.validation import PreparedRequest, RequestValidator
 from router.base import Asked
@@ -323,7 +324,7 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
         body |= {"tool_choice": allowed if some else mode, "parallel_tool_calls": rules.parallel}
         structure = rules.answer
     if structure is not None:
-        body["decoding"]["structure"] = structure.short
+        body["decoding"]["structure"] = short_form(structure)
     return body
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from decoding.constraints.grammar import Compiler, Vocabulary, check_whole
+from decoding.constraints.base import FIELD, Vocabulary
 from decoding.drafter_state import Stores
 from decoding.sequence import Sequence
+from decoding.structures import Compiler, check_whole
 from turnout.errors import TurnoutError, busy, invalid
 from turnout.structure import Structure
 from turnout.types import FinishReason, SamplingParams
@@ -20,7 +21,6 @@ from turnout.types import FinishReason, SamplingParams
 if TYPE_CHECKING:
     from decoding.constraints.base import Constraint
 
-FIELD = "structure"
 KEPT = 128
 COMPILE_S = 5.0
 

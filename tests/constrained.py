@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from decoding.constraints.base import Constraint, Mask
-from decoding.constraints.grammar import Compiler, Vocabulary
+from decoding.constraints.base import Constraint, Mask, Vocabulary
+from decoding.structures import Compiler
 from training.random_models import byte_tokenizer
 from turnout.structure import Structure
 

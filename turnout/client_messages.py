@@ -44,6 +44,7 @@ PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
     | {"token_details", "parse_special", "prompt_logprobs", "context"}
 )
+TEXT_KINDS = frozenset({"json_schema", "regex", "grammar"})
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
 )
@@ -188,12 +189,14 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
 
 def _set_structure(message: pb.Structure, value: Mapping[str, Any]) -> None:
     structure = validated(Structure, dict(value), "structure")
-    if structure.kind == "choice":
-        message.choice.texts.extend(structure.choices)
-    elif structure.kind == "json_object":
-        message.json_object = True
-    else:
+    if structure.kind in TEXT_KINDS:
         setattr(message, structure.kind, structure.value)
+    elif value.get("json_object") is True:
+        message.json_object = True
+    elif isinstance(value.get("choice"), list | tuple):
+        _assign("structure", message.choice, {"texts": value["choice"]})
+    else:
+        message.other.kind, message.other.value = structure.kind, structure.value
 
 
 def _assign(field: str, message: Any, values: dict[str, Any]) -> None:

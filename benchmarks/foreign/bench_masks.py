@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.foreign.program import version_of
 from benchmarks.harness import Report, command_line, note, run
 from benchmarks.random_vocabulary import random_vocabulary
-from decoding.constraints.grammar import Vocabulary
+from decoding.constraints.base import Vocabulary
 from experiments.machine import describe
 from experiments.pairs import open_pair
 from turnout.structure import JSON_FORM

@@ -1,1 +1,1 @@
-"""Constraints on an answer's text, as a pure function of the tokens so far."""
+"""Constraint kinds: one file each; requests choose them by file name, in their structure. See `base`."""

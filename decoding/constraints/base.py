@@ -1,17 +1,32 @@
-"""The constraint protocol: masks of allowed next tokens, and their application to logits."""
+"""The slot of constraint kinds, and the constraint protocol: masks of allowed next tokens, applied to logits.
+
+A module here assigns its class to `PART`; a request chooses it by file name, as the kind of its structure.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from functools import cache
-from typing import Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from decoding.parts import Part
+from turnout.errors import invalid
+from turnout.structure import MAX_CHARS
+
+PACKAGE = "decoding.constraints"
+FIELD = "structure"
+
 # One bit per token, the lowest of the first byte is token 0: whether it may follow. Tokens behind the last may not.
 Mask = npt.NDArray[np.uint8]
+Shared = TypeVar("Shared")
 
 EIGHT = 8
 ALL = 0xFF
@@ -30,12 +45,15 @@ class Constraint(Protocol):
         vocab_size: tokens that its masks cover.
         failure: why the grammar cannot be followed from where it was asked last; empty where it can.
         remembers: whether masks that it was asked for once are at hand when it is asked again.
+        is_lazy: whether a few tokens are asked for with `permits` in less time than a mask: masks are then only made
+            where a distribution is wanted, or many tokens were refused.
     """
 
     end_ids: frozenset[int]
     vocab_size: int
     failure: str
     remembers: bool
+    is_lazy: bool = False
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
         """Return masks of the tokens that may follow each of some continuations of an answer.
@@ -50,6 +68,17 @@ class Constraint(Protocol):
         """
         ...
 
+    def permits(self, answer: list[int], path: tuple[int, ...], token: int) -> bool:
+        """Return whether a token may follow: what `masks` says of it. False where the answer and path do not fit.
+
+        Args:
+            answer: its tokens so far.
+            path: hypothetical tokens after it.
+            token: any id.
+        """
+        [mask] = self.masks(answer, [path])
+        return allows(mask, token)
+
     def accepts(self, tokens: list[int]) -> bool:
         """Return whether the text of these tokens, without one that ends the answer, fits and is complete."""
         ...
@@ -57,6 +86,93 @@ class Constraint(Protocol):
     def clone(self) -> Constraint:
         """Return an independent copy for a twin of the answer."""
         ...
+
+
+class Vocabulary:
+    """The tokens of a pool, and what its constraints share. May be used by several threads.
+
+    Args:
+        definition: of the tokenizer, as JSON of the tokenizers library.
+        end_ids: tokens that end an answer, at least one.
+    """
+
+    def __init__(self, definition: str, end_ids: frozenset[int]) -> None:
+        self.definition = definition
+        self.end_ids = end_ids
+        self._shared: dict[Any, Any] = {}
+        self._lock = threading.RLock()  # what is shared may be made of what else is
+
+    def shared(self, make: Callable[[Vocabulary], Shared]) -> Shared:
+        """Return what `make` makes of this vocabulary, made once: tables, compilers, tries."""
+        with self._lock:
+            if make not in self._shared:
+                self._shared[make] = make(self)
+            found: Shared = self._shared[make]
+            return found
+
+
+class ConstraintKind(Part):
+    """A kind of constraint. No instance is made: a structure is a kind and a text, and compiles to a `Constraint`.
+
+    Attributes:
+        public: whether requests may ask for it; otherwise the server alone does.
+        max_chars: longest value.
+        takes_json: whether the short form's value may be JSON that is no text.
+        examples: values with answers that fit them, for conformance tests.
+    """
+
+    where = FIELD
+    public: ClassVar[bool] = True
+    max_chars: ClassVar[int] = MAX_CHARS
+    takes_json: ClassVar[bool] = False
+    examples: ClassVar[Rows[tuple[str, str]]]
+
+    @classmethod
+    def check_value(cls, value: str, field: str) -> None:
+        """Refuse a value as far as it can be judged without a vocabulary.
+
+        Args:
+            value: a text, or JSON where the short form's value is no text.
+            field: the field that holds it.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the field.
+        """
+        if not value:
+            raise invalid(field, f"{cls.name} must not be empty")
+
+    @classmethod
+    def short(cls, value: str) -> Any:
+        """Return a checked value as the short form has it, `{kind: value}`."""
+        return value
+
+    @classmethod
+    @abstractmethod
+    def compile(cls, value: str, vocabulary: Vocabulary) -> Constraint:
+        """Compile a checked value: the constraint of an answer that has not begun.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT for `structure`, saying what is wrong with the value.
+        """
+
+    @classmethod
+    def rule(cls, value: str) -> str | None:
+        """Return the right-hand side of a rule for it in Lark's notation; None: it cannot be combined with tools."""
+        return None
+
+
+def parsed(text: str, kind: str, field: str) -> Any:
+    """Return a value that is JSON.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: it is not.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise invalid(field, f"{kind} is nested too deeply") from None
+    except ValueError as error:
+        raise invalid(field, f"{kind} is no JSON: {error}") from None
 
 
 def allows(mask: Mask | None, token: int) -> bool:

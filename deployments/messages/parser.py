@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from decoding.constraints.keywords import FORMATS, NAMED, SCHEMA, SCHEMAS, UNSUPPORTED
+from decoding.grammars.keywords import FORMATS, NAMED, SCHEMA, SCHEMAS, UNSUPPORTED
 from deployments.extra_fields import CallFields
 from deployments.faults import respell, spelled
 from deployments.messages.bodies import (

@@ -178,9 +178,9 @@ def _add_structure(body: dict[str, Any], structure: Structure, name: str, dialec
     if structure.kind == "json_object":
         body["response_format"] = {"type": "json_object"}
     elif structure.kind == "json_schema":
-        schema = {"name": "answer", "schema": structure.schema_value, "strict": True}
+        schema = {"name": "answer", "schema": json.loads(structure.value), "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    elif dialect == "vllm":
+    elif dialect == "vllm" and structure.kind in STRUCTURES:
         value = json.loads(structure.value) if structure.kind == "choice" else structure.value
         body["structured_outputs"] = {STRUCTURES[structure.kind]: value}
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from decoding.constraints.grammar import Compiler, check_whole
+from decoding.structures import Compiler, check_whole
 from deployments.batches import journal as journal_module
 from deployments.batches.records import BatchRecord
 from deployments.batches.runner import BatchRunner

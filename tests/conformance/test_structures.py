@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decoding.constraints import mask_prefetch as ahead
+from decoding import mask_prefetch as ahead
 from decoding.fakes import ListText
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence

@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.constraints.base import keep_allowed
-from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.grammar import Compiler, GrammarConstraint, agreeing, check_whole
-from decoding.constraints.lark_checks import barren
-from decoding.constraints.schemas import endless
+from decoding.grammars.compiler import GrammarCompiler
+from decoding.grammars.flat_schemas import FlatSchema
+from decoding.grammars.lark_checks import barren
+from decoding.grammars.matcher import GrammarConstraint, agreeing
+from decoding.grammars.schemas import endless
 from decoding.logits import process
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
+from decoding.structures import Compiler, check_whole
 from tests.constrained import END, allowed_ids, byte_compiler, char_compiler, char_vocabulary, fits
 from tests.properties import cases
 from turnout.errors import Code, TurnoutError
@@ -253,7 +255,8 @@ def test_values_without_end_are_found(value: Any, is_endless: bool) -> None:
 )
 def test_patterns_that_govern_a_required_name(properties: dict[str, Any], is_endless: bool) -> None:
     value = {"type": "object", "required": ["ab"], **properties}
-    assert (endless(FlatSchema(value, "it").whole, byte_compiler().patterns()) is not None) == is_endless
+    patterns = byte_compiler().vocabulary.shared(GrammarCompiler).patterns()
+    assert (endless(FlatSchema(value, "it").whole, patterns) is not None) == is_endless
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.grammar import GrammarConstraint
-from decoding.constraints.keywords import LARGEST
+from decoding.grammars.flat_schemas import FlatSchema
+from decoding.grammars.keywords import LARGEST
+from decoding.grammars.matcher import GrammarConstraint
 from tests.constrained import allowed_ids, byte_compiler, byte_tokenizer_once, exists, fits
 from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from benchmarks.random_vocabulary import random_vocabulary
-from decoding.constraints import mask_prefetch as ahead
+from decoding import mask_prefetch as ahead
 from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
-from decoding.constraints.grammar import Compiler
-from decoding.constraints.mask_prefetch import MaskPrefetch, spares_core
 from decoding.logits import process
+from decoding.mask_prefetch import MaskPrefetch, spares_core
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
+from decoding.structures import Compiler
 from tests.constrained import allowed_ids, char_compiler, ids_in
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
@@ -103,7 +103,7 @@ def test_rows_of_any_device_and_width_are_exact() -> None:
         assert torch.equal(kept, logits.masked_fill(torch.from_numpy(~allowed), float("-inf")))
 
 
-class Watched:
+class Watched(Constraint):
     """Notes who asks."""
 
     def __init__(self, made: Constraint, fails: bool = False) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decoding.constraints.flat_schemas import MOST_UNROLLED, FlatSchema
-from decoding.constraints.json_schemas import MAX_EMBEDDED_DEPTH
+from decoding.grammars.flat_schemas import MOST_UNROLLED, FlatSchema
+from decoding.grammars.json_schemas import MAX_EMBEDDED_DEPTH
 from tests.constrained import byte_compiler, exists, fits
 from turnout.errors import Code, TurnoutError
 from turnout.structure import MAX_DEPTH, Structure

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.constraints.base import ANY
-from decoding.constraints.thinking import ThinkingConstraint
 from decoding.fakes import TableModel, pair
 from decoding.model import Request
 from decoding.sequence import Sequence
 from decoding.thinking import Channels, Marker, Part, Thinking, ThinkingWalk
+from decoding.thinking_constraint import ThinkingConstraint
 from tests.constrained import CHARS, END, char_compiler, ids_in
 from turnout.registry import get_method
 from turnout.structure import Structure

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from decoding.constraints.base import Constraint
 from decoding.logits import choice_scores
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
@@ -37,7 +38,7 @@ def left(*rows: RowContext) -> list[set[int]]:
 ALL = set(range(VOCAB))
 
 
-class Fixed:
+class Fixed(Constraint):
     """A structure that allows the same tokens everywhere."""
 
     end_ids, vocab_size, failure, remembers = frozenset({END}), VOCAB, "", True

@@ -85,7 +85,7 @@ def test_structures_by_other_names(asked: dict[str, Any], means: dict[str, Any])
         assert found is not None
         wanted = Structure.model_validate(means)
         assert found.kind == wanted.kind
-        assert found.short == wanted.short
+        assert json.loads(found.value) == json.loads(wanted.value) if found.kind == "json_schema" else found == wanted
 
 
 def test_a_grammar_of_llama_cpp_is_taken() -> None:

@@ -167,7 +167,7 @@ def test_a_schema_of_the_output_is_a_structure() -> None:
     for asked in ({"output_config": {"format": form}}, {"output_format": form}):
         structure = call_of(**asked).sampling.structure
         assert structure is not None
-        assert (structure.kind, structure.schema_value) == ("json_schema", SCHEMA)
+        assert (structure.kind, json.loads(structure.value)) == ("json_schema", SCHEMA)
 
 
 def block(kind: str, **more: Any) -> dict[str, Any]:

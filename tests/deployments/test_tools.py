@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from decoding.constraints.grammar import Compiler, Vocabulary
+from decoding.constraints.base import Vocabulary
+from decoding.structures import Compiler
 from deployments.faults import respell
 from deployments.openai_format import ChatFormat
 from deployments.response_format import format_of

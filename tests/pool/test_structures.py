@@ -15,9 +15,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from decoding.constraints.grammar import Compiler
 from decoding.model import ReadSpec
 from decoding.sequence import Sequence
+from decoding.structures import Compiler
 from pool import structures as engine_structures
 from pool.local_pool import LocalPool
 from pool.structures import KEPT, Structures
@@ -87,7 +87,7 @@ async def test_every_finished_answer_validates(pool: LocalPool, count: int) -> N
     for call, reply in zip(calls, await ask_all(pool, calls), strict=True):
         assert call.sampling.structure is not None
         if reply.reasons[0] is FinishReason.STOP:
-            jsonschema.validate(json.loads(reply.text), call.sampling.structure.schema_value)
+            jsonschema.validate(json.loads(reply.text), json.loads(call.sampling.structure.value))
             finished += 1
         else:
             assert len(reply.ids) == 160

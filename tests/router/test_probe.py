@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoding.artifacts import Artifact
-from decoding.constraints.base import Mask
+from decoding.constraints.base import Constraint, Mask
 from decoding.decode_loop import reported
 from decoding.fakes import pair
 from decoding.model import Readout, ReadSpec
@@ -154,10 +154,10 @@ def test_the_strategies_settings():
     assert len({EASY.suffix, NORMAL.suffix, HARD.suffix, ""}) == 4
 
 
-class OnlyOne:
+class OnlyOne(Constraint):
     """A structure that leaves token 3."""
 
-    end_ids, vocab_size, failure, remembers = frozenset[int](), 10, "", True
+    end_ids, vocab_size, failure, remembers = frozenset(), 10, "", True
 
     def masks(self, answer: list[int], paths: Sequence[tuple[int, ...]]) -> list[Mask | None]:
         return [np.packbits(np.arange(16) == 3, bitorder="little")] * len(paths)

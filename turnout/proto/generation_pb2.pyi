@@ -228,23 +228,32 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ..., token_details: _Optional[bool] = ..., parse_special: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., contrast: _Optional[_Union[Part, _Mapping]] = ..., context: _Optional[str] = ...) -> None: ...
 
 class Structure(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice")
+    __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice", "other")
     class Choice(_message.Message):
         __slots__ = ("texts",)
         TEXTS_FIELD_NUMBER: _ClassVar[int]
         texts: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    class Other(_message.Message):
+        __slots__ = ("kind", "value")
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        kind: str
+        value: str
+        def __init__(self, kind: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
     grammar: str
     choice: Structure.Choice
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Structure.Choice, _Mapping]] = ...) -> None: ...
+    other: Structure.Other
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Structure.Choice, _Mapping]] = ..., other: _Optional[_Union[Structure.Other, _Mapping]] = ...) -> None: ...
 
 class RouteLimits(_message.Message):
     __slots__ = ("max_cost", "max_latency_s", "quality")

@@ -10,10 +10,7 @@ from typing import Any
 
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
-from turnout.tool_formats.base import BREAK, ID, ID_PATTERN, NAME, CallSyntax, Literal, ToolFormat, json_rule
-
-_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
-ESCAPED_SLASH = r"\1\/"
+from turnout.tool_formats.base import BREAK, ID, ID_PATTERN, NAME, CallSyntax, Literal, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,13 @@ class CallRules:
         return replace(self, form=(form if self.answer is None else form.marked).name)
 
 
-def grammar_of(rules: CallRules, special: Mapping[str, int]) -> str:
+def grammar_of(rules: CallRules, special: Mapping[str, int], answer: str | None = None) -> str:
     """Return the grammar of the answers that rules allow.
 
     Args:
         rules: with a format.
         special: ids of the vocabulary's special tokens by name: a grammar names them by id.
+        answer: right-hand side of the rule for what an answer without a call must fit, where the rules have one.
     """
     form = tool_format(rules.form)
 
@@ -86,7 +84,7 @@ def grammar_of(rules: CallRules, special: Mapping[str, int]) -> str:
             lines.append(f"said_{place}[lazy]: TEXT {before}")
     if rules.answer is not None and not rules.required:
         starts.insert(0, form.answer_rule(literal))
-        lines.append(f"answer: {_answer(rules.answer)}")
+        lines.append(f"answer: {answer}")
     elif not rules.required:
         starts.insert(0, "text")
     if not {"text", "TEXT", "TEXT?"}.isdisjoint(" ".join([*starts, *lines]).split()):
@@ -122,22 +120,6 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
     meant = {ID: f"/{ID_PATTERN}/", BREAK: r'"\n"?'} | {name: f"<[{special[name]}]>" for name in names}
     pieces = re.split(f"({'|'.join(map(re.escape, [*names, ID, BREAK]))})", text)
     return " ".join(meant.get(piece) or json.dumps(piece, ensure_ascii=False) for piece in pieces if piece)
-
-
-def _answer(answer: Structure) -> str:
-    """The right-hand side of the rule for an answer that fits a structure."""
-    match answer.kind:
-        case "json_schema":
-            return json_rule({} if answer.schema_value is True else answer.schema_value)
-        case "json_object":
-            return json_rule({"type": "object"})
-        case "choice":
-            texts = " | ".join(json.dumps(each, ensure_ascii=False) for each in answer.choices)
-            return texts.replace("\x7f", "\\u007f")
-        case "regex":
-            return f"%lark {{\nstart: /{_SLASH.sub(ESCAPED_SLASH, answer.value)}/\n}}"
-        case _:
-            return f"%lark {{\n{answer.value}\n}}"
 
 
 def form_of_calls(structure: Structure | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from decoding.constraints.keywords import Path, joined, place_in, placed, subschemas
+from decoding.grammars.keywords import Path, joined, place_in, placed, subschemas
 from turnout.structure import JSON_FORM
 
 MOST_MATCHES = 2048

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from decoding.structures import check, checked_structure, short_form
 from turnout.errors import TurnoutError
-from turnout.registry import validated
 from turnout.structure import MAX_CHARS, MAX_CHOICES, MAX_DEPTH, MAX_NODES, Structure
 from turnout.types import SamplingParams
 
@@ -27,16 +27,16 @@ def nested(levels: int) -> Any:
         ({"regex": "[0-9]+"}, "regex", "[0-9]+"),
         ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"choice": ["yes", "no"]}, "choice", '["yes", "no"]'),
-        ({"json_object": True}, "json_object", ""),
+        ({"json_object": True}, "json_object", "true"),
         ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
         ({"json_schema": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
         ({"kind": "regex", "value": "a"}, "regex", "a"),
     ],
 )
 def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> None:
-    made = Structure.model_validate(given)
+    made = checked_structure(given, "")
     assert (made.kind, made.value) == (kind, value)
-    assert Structure.model_validate(made.short) == made
+    assert checked_structure(short_form(made), "") == made
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(made) == hash(Structure(kind=made.kind, value=made.value))
     assert SamplingParams.model_validate(SamplingParams(structure=made).model_dump()).structure == made
@@ -45,12 +45,17 @@ def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "exactly one of json_schema"),
+        ({}, "exactly one of choice, grammar, json_object"),
         ({"regex": "a", "choice": ["b"]}, "exactly one of"),
         ({"xml": "a"}, "exactly one of"),
         ({"regex": ""}, "must not be empty"),
+        ({"regex": 5}, "must be a text"),
+        ({"regex": ["a"]}, "must be a text"),
         ({"json_object": False}, "must be true"),
-        ({"kind": "json_object", "value": "x"}, "takes no value"),
+        ({"kind": "json_object", "value": "x"}, "must be true"),
+        ({"kind": "tools", "value": "{}"}, "exactly one of"),
+        ({"kind": "regex", "value": "a", "more": 1}, "unknown"),
+        ({"regex": "a", "more": 1}, "exactly one of"),
         ({"choice": []}, "list of texts"),
         ({"choice": ["a", ""]}, "not empty"),
         ({"choice": ["a", 1]}, "list of texts"),
@@ -66,13 +71,13 @@ def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> N
 )
 def test_what_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TurnoutError, match="structure") as refused:
-        validated(SamplingParams, {"structure": given}, "")
+        checked_structure(given, "structure")
     assert said in refused.value.message
     assert len(refused.value.message) < 1000
 
 
 def test_what_is_just_small_enough_is_taken() -> None:
-    Structure.model_validate({"json_schema": nested(MAX_DEPTH // 2 - 1)})
-    Structure.model_validate({"json_schema": {"enum": list(range(MAX_NODES - 2))}})
-    Structure.model_validate({"choice": [str(n) for n in range(MAX_CHOICES)]})
+    check(Structure.model_validate({"json_schema": nested(MAX_DEPTH // 2 - 1)}))
+    check(Structure.model_validate({"json_schema": {"enum": list(range(MAX_NODES - 2))}}))
+    check(Structure.model_validate({"choice": [str(n) for n in range(MAX_CHOICES)]}))
     assert json.loads(Structure.model_validate({"json_schema": True}).value) is True

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from decoding.constraints.keywords import Path, place_in, subschemas
+from decoding.grammars.keywords import Path, place_in, subschemas
 
 Refuses = Callable[[Any], str | None]
 
+MAX_MESSAGE = 400
 MOST_TRIES = 300
 MOST_COSTLY_TRIES = 8  # where each may cost as much as a schema may
 COMPLEX = "is too complex"
@@ -127,3 +128,9 @@ def _needed(key: str, step: Path, node: dict[str, Any]) -> bool:
     if key in ("items", "prefixItems"):
         return bool(node.get("minItems", 0))
     return True
+
+
+def shortened(said: str) -> str:
+    """Return the library's words on one line, cut to a length that a message can hold."""
+    line = " ".join(said.split())
+    return line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "..."

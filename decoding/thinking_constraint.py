@@ -102,8 +102,8 @@ class _Place:
         return twin
 
 
-class ThinkingConstraint:
-    """Constraint of an answer that may think. Implements `decoding.constraints.base.Constraint`.
+class ThinkingConstraint(Constraint):
+    """Constraint of an answer that may think.
 
     Args:
         thinking: of the answer.

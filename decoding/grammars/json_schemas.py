@@ -7,15 +7,15 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from decoding.constraints.flat_schemas import FlatSchema
-from decoding.constraints.keywords import Path, place_in
-from decoding.constraints.pattern_names import Patterns, spell_out
-from decoding.constraints.refusals import explain
-from decoding.constraints.schemas import ENDLESS, endless
+from decoding.constraints.base import FIELD
+from decoding.grammars.flat_schemas import FlatSchema
+from decoding.grammars.keywords import Path, place_in
+from decoding.grammars.pattern_names import Patterns, spell_out
+from decoding.grammars.refusals import explain
+from decoding.grammars.schemas import ENDLESS, endless
 from turnout.errors import TurnoutError, invalid
 from turnout.structure import JSON_FORM, MAX_DEPTH
 
-FIELD = "structure"
 # Of a schema in a grammar. A tool's stands two levels deeper there, and its references may need two more.
 MAX_EMBEDDED_DEPTH = MAX_DEPTH + 4
 CIRCULAR = "circular references"  # in a message of the library

@@ -11,7 +11,7 @@ from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012, lookup_recursive_ref
 
-from decoding.constraints.keywords import (
+from decoding.grammars.keywords import (
     ALLOWED,
     FOLLOWED,
     LARGEST_BOUND,
