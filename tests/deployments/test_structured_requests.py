@@ -39,6 +39,7 @@ def test_response_formats() -> None:
         {"choice": ["yes", "no"]},
         {"json_object": True},
         {"json_schema": SCHEMA},
+        {"span": "a text, and its parts"},
     ],
     ids=lambda short: next(iter(short)),
 )
