@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from decoding.constraints.base import is_forced, keep_allowed
+from decoding.lazy_constraints import exclude_refused, lazy_rows, unbound
 from decoding.logits import allowed_by_structure, choice_scores, entropy_bits, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
@@ -147,7 +148,9 @@ def _take_best(
     host: _HostCopy,
 ) -> torch.Tensor:
     """Greedy rows: the most probable token. Returns int64 [len(where)]."""
-    scores = choice_scores(_pick(logits, where), [histories[i] for i in where])
+    asked = [histories[i] for i in where]
+    lazy = lazy_rows(asked, [wants[i] for i in where])
+    scores = exclude_refused(choice_scores(_pick(logits, where), unbound(asked, lazy)), lazy)
     best = scores.argmax(-1)
     _report(where, wants, scores, best, host)
     sharp = [slot for slot, index in enumerate(where) if wants[index].probs]
@@ -168,7 +171,9 @@ def _sample(
     host: _HostCopy,
 ) -> torch.Tensor:
     """Rows with a temperature: keyed Gumbel-max. Returns int64 [len(where)], -1 where no token was wanted."""
-    processed = process(_pick(logits, where), [histories[i] for i in where])
+    asked = [histories[i] for i in where]
+    lazy = lazy_rows(asked, [wants[i] for i in where])
+    processed = process(_pick(logits, where), unbound(asked, lazy))
     soft = [slot for slot, index in enumerate(where) if wants[index].probs]
     if soft:
         for probs, slot in zip(_pick(processed, soft).softmax(-1), soft, strict=True):
@@ -182,6 +187,7 @@ def _sample(
         assert draw is not None
         keys.append(_key(history, draw))
     scores = _pick(processed, drawn) + _noise(keys, logits)
+    scores = exclude_refused(scores, {place: lazy[slot] for place, slot in enumerate(drawn) if slot in lazy})
     chosen = scores.argmax(-1)
     _report([where[slot] for slot in drawn], wants, scores, chosen, host)
     if len(drawn) == len(where):
