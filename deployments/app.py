@@ -25,7 +25,7 @@ from actors.ray_start import start_ray
 from deployments.build_info import this_program
 from deployments.cluster_checks import node_offers
 from deployments.embedded_store import EmbeddedStore, start_store
-from deployments.grpc_wire import MAX_REQUEST_BYTES
+from deployments.grpc_wire import MAX_MESSAGE_BYTES
 from deployments.ingress import Ingress
 from deployments.listening import check_can_listen, unbound_by_serve
 from deployments.placement_check import check_room
@@ -111,14 +111,13 @@ class RunningServer:
     def stats(self) -> dict[str, list[PoolStats]]:
         """What each replica of each pool holds right now; nothing of a pool that has none.
 
-        A pool that the ingress answers itself has one: the ingress.
+        A pool that the ingress answers itself has those of the ingress.
         """
-        ingress = serve.get_deployment_handle("ingress", APP_NAME)
-        inside: dict[str, list[PoolStats]] = ingress.inside.remote().result(timeout_s=10)
+        answered = serve.get_deployment_handle("ingress", APP_NAME).broadcast("inside").results(timeout_s=10)
         found = {}
         for name in self.pools:
-            if name in inside:
-                found[name] = inside[name]
+            if inside := [each for process in answered for each in process.get(name, ())]:
+                found[name] = inside
                 continue
             try:
                 answers = serve.get_deployment_handle(f"pool-{name}", APP_NAME).broadcast("stats")
@@ -218,6 +217,8 @@ def start_serve(config: TurnoutConfig, proxy_location: ProxyLocation = ProxyLoca
         TurnoutError: INVALID_ARGUMENT: a node cannot bind the host or a port; names the field.
     """
     timeout_s = config.server.request_timeout_s + BACKSTOP_S
+    if config.server.ingress_processes:
+        proxy_location = ProxyLocation.Disabled  # the ingress listens itself
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     was_there = serve_runs()
     try:
@@ -326,8 +327,7 @@ def _prepare_environment() -> None:
     # Replica to replica over gRPC halves the time per streamed item.
     environment.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
     environment.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(64 << 20))
-    # What a proxy takes before anybody looks at a key; a little more than our own limit, whose refusal says more.
-    environment.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_REQUEST_BYTES + (8 << 20)))
+    environment.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES))
     # Ray runs workers at niceness 15; serving is no background work.
     environment.setdefault("RAY_worker_niceness", "0")
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -17,6 +17,8 @@ from turnout.proto import generation_pb2_grpc
 
 M = TypeVar("M", bound=Message)
 MAX_REQUEST_BYTES = 32 << 20
+# What is taken before anybody looks at a key; a little more than our own limit, whose refusal says more.
+MAX_MESSAGE_BYTES = MAX_REQUEST_BYTES + (8 << 20)
 TOO_LARGE = b"\xff too large"  # no protobuf message
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 

@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.backend import Backend
+from deployments.direct_servers import DirectServers
 from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
 from deployments.local_backend import LocalBackend
@@ -39,6 +40,8 @@ class Ingress(GrpcServicer):
     """
 
     def __init__(self, config: TurnoutConfig, pools: dict[str, DeploymentHandle], load: PoolLoader) -> None:
+        self._server = config.server
+        self._direct: DirectServers | None = None
         telemetry = config.telemetry
         set_up(telemetry.traces, "ingress")
         place = f"{ray.util.get_node_ip_address()} pid {os.getpid()}"
@@ -64,13 +67,28 @@ class Ingress(GrpcServicer):
         service = getattr(self, "service", None)  # there is none where it could not be made
         if service is None:
             return
+        if self._direct is not None:
+            await self._direct.stop(self._server.request_timeout_s)
         service.close()
         for backend in self._inside.values():
             await backend.close()
 
-    def __serve_build_asgi_app__(self) -> object:
-        """The HTTP side."""
-        return build_http(self.service)
+    async def __serve_build_asgi_app__(self) -> object:
+        """The HTTP side. Where this process is to listen itself, it does so from now on."""
+        app = build_http(self.service)
+        if self._server.ingress_processes:
+            self._direct = DirectServers(self._server, app, self)
+            await self._direct.start()
+        return app
+
+    async def check_health(self) -> None:
+        """Have Serve replace a process that does not answer any more.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        if self._direct is not None:
+            self._direct.check()
 
 
 def _remote(name: str, config: TurnoutConfig, handle: DeploymentHandle) -> RemoteBackend:

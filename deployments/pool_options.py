@@ -83,6 +83,7 @@ def ingress_options(config: TurnoutConfig) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": config.server.request_timeout_s,
         "health_check_period_s": HEALTH_PERIOD_S,
         "max_surge_percent": 100,
+        "num_replicas": max(config.server.ingress_processes, 1),
     }
 
 
