@@ -88,7 +88,19 @@ def _versioned(deployment: serve.Deployment, version: str) -> serve.Deployment:
 
 def build(arguments: dict[str, str]) -> serve.Application:
     """For `serve deploy`: `import_path: deployments.app:build`, `args: {config: FILE}`."""
-    return _begun(load_config(Path(arguments["config"])), load_engine)
+    config = load_config(Path(arguments["config"]))
+    check_behind_proxies(config)
+    return _begun(config, load_engine)
+
+
+def check_behind_proxies(config: TurnoutConfig) -> None:
+    """Refuse an ingress that listens itself where Serve's proxies listen on every node.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT.
+    """
+    if config.server.ingress_processes:
+        raise invalid("server.ingress_processes", "must be 0 on a cluster: Serve's proxies listen there, on every node")
 
 
 def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
@@ -107,6 +119,7 @@ class RunningServer:
     temp_dir: Path | None = None
     grace_s: float = 5.0
     store: EmbeddedStore | None = None
+    direct: bool = False
 
     def stats(self) -> dict[str, list[PoolStats]]:
         """What each replica of each pool holds right now; nothing of a pool that has none.
@@ -132,8 +145,11 @@ class RunningServer:
         Addresses, the cluster and the embedded store stay as they are.
 
         Raises:
-            TurnoutError: a pool failed to load.
+            TurnoutError: a pool failed to load; INVALID_ARGUMENT: Serve's proxy listens, and is to make room, or the
+                other way round.
         """
+        if bool(config.server.ingress_processes) != self.direct:
+            raise invalid("server.ingress_processes", "cannot change from or to 0 while the server runs")
         if self.store is not None:
             config = self.store.joined(config)
         deploy(config, load)
@@ -183,6 +199,7 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = si
         pools=tuple(config.pools),
         temp_dir=temp_dir,
         grace_s=config.server.shutdown_grace_s,
+        direct=config.server.ingress_processes > 0,
     )
     try:
         for line in check_room(config, all_bundles(config), node_offers(), None):

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, run_app
+from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, check_behind_proxies, run_app
 from deployments.build_info import this_program
 from deployments.cluster_checks import check_clocks, check_nodes, growth, node_offers
 from deployments.placement_check import check_room
@@ -87,6 +87,7 @@ def deploy(
             pool, or a pool did not load or found no place in time.
     """
     config = config.model_copy(update={"ray": config.ray.model_copy(update={"address": address})})
+    check_behind_proxies(config)
     _check_listening(config)
     check_nodes(this_program())
     check_clocks()

@@ -15,6 +15,7 @@ from deployments.backend import Backend
 from deployments.direct_servers import DirectServers
 from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
+from deployments.ingress_group import Counted, IngressGroup
 from deployments.local_backend import LocalBackend
 from deployments.metrics import Metrics
 from deployments.pool_answers import PoolAnswers
@@ -56,11 +57,22 @@ class Ingress(GrpcServicer):
         }
         log = RequestLog(telemetry.logs) if telemetry.logs is not None else None
         self.service = GenerationService(config, backends, Metrics(telemetry.slo, config.pools), log)
+        self._group = IngressGroup(self.service)
+        if config.server.ingress_processes > 1:
+            self.service.together = self._group.exposition
         freeze_loaded()
 
     async def inside(self) -> dict[str, list[PoolStats]]:
         """What the pools that are answered here hold right now."""
         return {name: await backend.stats() for name, backend in self._inside.items()}
+
+    async def counted(self) -> Counted:
+        """See `IngressGroup.counted`."""
+        return self._group.counted()
+
+    async def of_pools(self, name: str) -> bytes | None:
+        """See `IngressGroup.of_pools`."""
+        return await self._group.of_pools(name)
 
     async def __del__(self) -> None:
         """Serve awaits this before it ends the process."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Metric as Family
 
 from deployments.cache_metrics import CacheCollector
 from deployments.extra_fields import UNSUPPORTED, ExtraFields
@@ -79,11 +80,11 @@ class Metrics:
     """
 
     def __init__(self, slo: SloConfig = DEFAULT_SLO, pools: Mapping[str, PoolConfig] | None = None) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._of_pools = CollectorRegistry(), CollectorRegistry()
         self._slo = slo
         self._caches, self._pools = CacheCollector(), PoolCollector(pools or {})
         for collector in (self._caches, self._pools):
-            self._registry.register(collector)
+            self._of_pools.register(collector)
         self.gen_ai = GenAiMetrics(self._registry)
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
@@ -260,9 +261,17 @@ class Metrics:
         self._caches.update(pools)
         self._pools.update(pools)
 
+    def counted(self) -> list[Family]:
+        """What this process counts itself."""
+        return list(self._registry.collect())
+
     def render(self) -> bytes:
         """The text exposition format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + self.render_pools()
+
+    def render_pools(self) -> bytes:
+        """What the pools said of themselves, in the same format."""
+        return generate_latest(self._of_pools)
 
     def _tenant(self, name: str) -> str:
         return name if self.known_tenant(name) else OTHER

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from prometheus_client import Metric
+
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers, RemovedTenants
 from deployments.access.lease import Lease
+from deployments.access.shared_limits import open_shared_limits
 from deployments.access.tarpit import Tarpit
 from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
@@ -63,12 +66,14 @@ class GenerationService:
     Attributes:
         max_body_bytes: of the largest request.
         cors_origins: origins whose pages may call over HTTP.
+        together: gives the metrics of all ingress processes; None: this one is alone.
     """
 
     def __init__(
         self, config: TurnoutConfig, backends: Mapping[str, Backend], metrics: Metrics, log: RequestLog | None = None
     ) -> None:
         self._config = config
+        self.together: Callable[[], Awaitable[bytes]] | None = None
         self.max_body_bytes = config.server.max_body_bytes
         self.cors_origins = config.server.cors_origins
         self.console = config.console
@@ -80,6 +85,7 @@ class GenerationService:
         self.callers = Callers(config.access)
         metrics.known_tenant = self.callers.knows
         self.admission = Admission(config, self.callers)
+        self._shared = open_shared_limits(config)
         self._tarpit = Tarpit()
         self._removed = RemovedTenants(self.callers, backends)
         self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
@@ -189,7 +195,11 @@ class GenerationService:
         await self._removed.settled(call.tenant)
         try:
             with self.admission.admit(call, pool) as lease:
-                yield lease
+                if self._shared is None or not lease.counts:
+                    yield lease
+                    return
+                async with self._shared.hold(lease, self.callers.limits(call.tenant)):
+                    yield lease
         except TurnoutError as error:
             if self.admission.counts:
                 await self._tarpit.hold(call.tenant, error)
@@ -251,13 +261,25 @@ class GenerationService:
 
     async def exposition(self) -> bytes:
         """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
+        if self.together is not None:
+            return await self.together()
+        await self.of_pools()
+        self.counted()
+        return self.metrics.render()
+
+    async def of_pools(self) -> bytes:
+        """Metrics of what the pools' replicas say, as text."""
         answered = _answered(await self.stats())
         self.metrics.stores(answered)
-        self.metrics.access_faults(len(self.callers.faults))
-        self.metrics.ingress(self.held(), len(asyncio.all_tasks()))
         if self._audits is not None:
             self._audits.take(answered)
-        return self.metrics.render()
+        return self.metrics.render_pools()
+
+    def counted(self) -> list[Metric]:
+        """What this process counts, as of now."""
+        self.metrics.access_faults(len(self.callers.faults))
+        self.metrics.ingress(self.held(), len(asyncio.all_tasks()))
+        return self.metrics.counted()
 
     async def models_for(self, caller: Caller) -> list[ModelDescription]:
         """Those that a caller may ask."""
@@ -265,6 +287,8 @@ class GenerationService:
 
     def close(self) -> None:
         """Write what is not written yet: usage, log and spans."""
+        if self._shared is not None:
+            self._shared.close()
         self.admission.close()
         self.callers.close()
         if self.responses is not None:

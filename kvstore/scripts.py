@@ -86,4 +86,74 @@ for i = 1, #ARGV, 2 do redis.call('hincrby', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
+# Limits of a tenant that several processes keep together. KEYS: account, a hash: of each rate, what has not drained and
+# when that was so; of each process, how many requests of a class run, and when it last said so. A process that has said
+# nothing for a while has ended: what ran in it does not count.
+_LIMITS = """
+local account, now, process = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+local function number(name) return tonumber(redis.call('hget', account, name) or 0) end
+local function level(name, limit)
+  return math.max(number(name) - math.max(now - number(name .. ':at'), 0) * limit / 60000, 0)
+end
+local function use(name, limit, amount)
+  if limit <= 0 then return end
+  redis.call('hset', account, name, string.format('%.6f', math.max(level(name, limit) + amount, 0)))
+  redis.call('hset', account, name .. ':at', now)
+end
+local function keep()
+  redis.call('hset', account, 'seen:' .. process, now)
+  redis.call('pexpire', account, 3600000)
+end
+"""
+# ARGV: now in ms, process, class of requests, ms of silence; requests and tokens of a minute and requests at once that
+# are allowed (-1: all); tokens needed, share of rates that is left alone. Returns nothing where the request is let in,
+# else the limit that has no room, what is left of it, and ms until there is room.
+TAKE = (
+    _LIMITS
+    + """
+local class, silence = ARGV[3], tonumber(ARGV[4])
+local limits = {requests = tonumber(ARGV[5]), tokens = tonumber(ARGV[6])}
+local most, needed, kept = tonumber(ARGV[7]), {requests = 1, tokens = tonumber(ARGV[8])}, tonumber(ARGV[9])
+local busy, fields = 0, redis.call('hgetall', account)
+for i = 1, #fields, 2 do
+  local whose = string.match(fields[i], '^running:' .. class .. ':(.*)$')
+  if whose and now - number('seen:' .. whose) > silence then
+    redis.call('hdel', account, fields[i])
+  elseif whose then
+    busy = busy + tonumber(fields[i + 1])
+  end
+end
+if most >= 0 and busy >= most then return {'concurrency', 0, 0} end
+for _, name in ipairs({'requests', 'tokens'}) do
+  local limit = limits[name]
+  if limit > 0 then
+    local used = level(name, limit)
+    local excess = used + math.min(needed[name] + kept * limit, limit) - limit
+    if excess > 1e-9 * limit then
+      return {name .. '_per_minute', math.max(math.floor(limit - used), 0), math.ceil(excess * 60000 / limit)}
+    end
+  end
+end
+use('requests', limits.requests, 1)
+use('tokens', limits.tokens, needed.tokens)
+redis.call('hincrby', account, 'running:' .. class .. ':' .. process, 1)
+keep()
+return {}
+"""
+)
+# ARGV: now in ms, process, running requests of it: interactive, of batches; requests and tokens to add to what is used,
+# and both limits of a minute (-1: none).
+REPORT = (
+    _LIMITS
+    + """
+redis.call('hset', account, 'running:interactive:' .. process, ARGV[3])
+redis.call('hset', account, 'running:batch:' .. process, ARGV[4])
+use('requests', tonumber(ARGV[7]), tonumber(ARGV[5]))
+use('tokens', tonumber(ARGV[8]), tonumber(ARGV[6]))
+keep()
+return 1
+"""
+)
+
 SCRIPTS = (RECORD, FORGET, SAMPLE, PAGE, TOTAL, GET, CLAIM, SWAP, FREE, DROP, ALL_FIELDS, ENROL, NAME, ADD)
+SCRIPTS += (TAKE, REPORT)

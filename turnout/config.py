@@ -17,6 +17,7 @@ from turnout.endpoint_config import EndpointConfig as EndpointConfig
 from turnout.endpoint_config import check_pool
 from turnout.errors import invalid
 from turnout.gguf_files import described
+from turnout.kvstore_config import OFF
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.model_config import ModelConfig as ModelConfig
@@ -174,6 +175,9 @@ class TurnoutConfig(Section):
 
     @model_validator(mode="after")
     def _check_references(self) -> TurnoutConfig:
+        if self.server.ingress_processes > 1 and self.access is not None and self.kvstore.url == OFF:
+            message = "more than 1 needs kvstore.url: the processes share the tenants' limits (access) there"
+            raise invalid("server.ingress_processes", message)
         known = ", ".join(sorted(self.models))
         for pool_name, pool in self.pools.items():
             for role, name in pool.roles.items():

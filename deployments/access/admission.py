@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from deployments.access.buckets import Bucket
 from deployments.access.callers import Caller, Callers
-from deployments.access.lease import Account, Lease
+from deployments.access.lease import Account, Lease, kept_of
 from deployments.access.recording import UsageLedger
 from deployments.access.spending import period_end
 from turnout.access_config import Budget, TenantLimits
@@ -24,18 +24,12 @@ from turnout.part_choice import PartChoice
 from turnout.registry import ALONE
 
 BUSY_RETRY_S = 1.0
-BATCH_RATE_KEPT = 0.5  # share of a rate that batches leave alone
-
-
-def _kept(priority: Priority) -> float:
-    """Of a rate, what is left alone: a tenant's batches leave half to its other requests."""
-    return BATCH_RATE_KEPT if priority == "batch" else 0.0
 
 
 class Admission:
     """Lets requests in and counts what they use; without a section `access`, everything, and nothing.
 
-    Limits hold in each ingress process by itself, of which there is one but while it is replaced.
+    Limits hold in each ingress process by itself; where several are configured, `SharedLimits` keeps them in all.
 
     Args:
         config: the whole configuration.
@@ -80,7 +74,7 @@ class Admission:
         priority, now = call.priority, self._clock()
         account = self._check_room(call.tenant, limits, priority)
         estimate = estimated_tokens(call)
-        self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, _kept(priority))
+        self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, estimate, kept_of(priority))
         self._ledger.promise()
         account.running[priority] += 1
         account.held[call.model] += estimate
@@ -98,7 +92,7 @@ class Admission:
         """
         if self.counts:
             account, limits = self._check_room(caller.tenant, caller.limits, caller.priority), caller.limits
-            kept = _kept(caller.priority)
+            kept = kept_of(caller.priority)
             self._check_rate("tokens_per_minute", limits.tokens_per_minute, account.tokens, 1, kept)
 
     def count(self, caller: Caller) -> None:
@@ -137,7 +131,7 @@ class Admission:
         ):
             if limit is not None and needed > limit:
                 raise invalid("prompt", f"needs {needed} of tenant.{name} at once, which allows {limit:g}: send fewer")
-        running, kept = account.running[priority], _kept(priority)
+        running, kept = account.running[priority], kept_of(priority)
         if limits.concurrency is not None and running + len(calls) > limits.concurrency:
             left = f"{limits.concurrency - running} left, {len(calls)} needed"
             raise _exceeded("concurrency", f"{limits.concurrency}", left, BUSY_RETRY_S)
@@ -209,7 +203,7 @@ class Admission:
         busy = account.running[priority] + account.reading[priority]
         if limits.concurrency is not None and busy >= limits.concurrency:
             raise _exceeded("concurrency", f"{limits.concurrency}", "0 left", BUSY_RETRY_S)
-        self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, 1, _kept(priority))
+        self._check_rate("requests_per_minute", limits.requests_per_minute, account.requests, 1, kept_of(priority))
         return account
 
     def _check_budget(self, tenant: str, budget: Budget, account: Account) -> None:

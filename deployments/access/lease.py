@@ -29,6 +29,14 @@ NOTHING_DONE = (
 NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
+BATCH_RATE_KEPT = 0.5  # share of a rate that batches leave alone
+
+
+def kept_of(priority: Priority) -> float:
+    """Return the share of a rate that is left alone: a tenant's batches leave half to its other requests."""
+    return BATCH_RATE_KEPT if priority == "batch" else 0.0
+
+
 @dataclass(slots=True)
 class Account:
     """What one tenant uses just now; `running` are its requests by priority, `reading` those whose bodies come.
@@ -84,6 +92,11 @@ class Lease:
         return self.call.priority
 
     @property
+    def kept(self) -> float:
+        """Share of its tenant's rates that it leaves alone: batches leave half to the other requests."""
+        return kept_of(self.priority)
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since it was let in."""
         return self._admission.elapsed_s(self) if self._admission is not None else 0.0
@@ -120,11 +133,22 @@ class Lease:
         if self._admission is None or self._done:
             return
         self._done = True
+        tokens, requests = self.unused(error)
+        if tokens or requests:
+            assert self.account is not None
+            self._admission.charge(self.call.tenant, self.account, -tokens, -requests)
+        self._admission.ended(self, self._outcome(error))
+
+    def unused(self, error: BaseException | None) -> tuple[int, int]:
+        """Return the tokens and the requests that were charged and are given back.
+
+        Args:
+            error: that ended the request.
+        """
         nothing = not self.sources and not self.prompt_tokens and self.usage is None
         if isinstance(error, TurnoutError) and error.code in NOTHING_DONE and nothing:
-            assert self.account is not None
-            self._admission.charge(self.call.tenant, self.account, -self.charged, -(error.code in NO_ROOM))
-        self._admission.ended(self, self._outcome(error))
+            return self.charged, int(error.code in NO_ROOM)
+        return 0, 0
 
     def _outcome(self, error: BaseException | None) -> str:
         if error is None or self.usage is not None:

@@ -96,6 +96,11 @@ def test_the_demo_configuration_serves_its_pair() -> None:
         ({"server": {"grpc_port": 70000}}, "server.grpc_port", r"65535 \(got 70000\)"),
         ({"server": {"grpc_port": 8000}}, "server.http_port", r"must differ from server.grpc_port \(both are 8000\)"),
         ({"server": {"request_timeout_s": 0}}, "server.request_timeout_s", r"greater than 0"),
+        (
+            {"server": {"ingress_processes": 2}, "access": {"anonymous": "a"}, "kvstore": {"url": "off"}},
+            "server.ingress_processes",
+            r"more than 1 needs kvstore.url",
+        ),
         ({"pools": {"p": {"small": "s", "large": "tall"}}}, "pools.p.large", r"no model 'tall'; models: l, s"),
         ({"pools": {"s": {"small": "s", "large": "l"}}}, "pools.s", r"cannot share a name"),
         (

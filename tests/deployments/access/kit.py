@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import uvicorn
 
 from deployments.access.keys import make_key
 from deployments.access.tenants_file import Tenant, Tenants, read_tenants, write_tenants
 from deployments.access.usage_record import UsageRecord
 from deployments.access.usage_totals import RecordFiles
-from deployments.grpc_server import GrpcServicer, RefusedError
-from deployments.grpc_wire import add_to_server
+from deployments.direct_servers import DirectServers
+from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
 from deployments.metrics import Metrics
 from deployments.pool_deployment import PoolReplica
@@ -30,10 +29,9 @@ from tests.deployments.fake_pool import load_fake_pool
 from tests.deployments.in_process import InProcessBackend
 from turnout.access_config import TenantLimits
 from turnout.client_messages import error as client_error
-from turnout.config import TurnoutConfig, parse_config
+from turnout.config import ServerConfig, TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError
 from turnout.free_ports import free_port
-from turnout.proto import generation_pb2 as pb
 
 
 def house_config(folder: Path, access: dict[str, Any] | None = None, **server: Any) -> TurnoutConfig:
@@ -121,18 +119,6 @@ def with_time_to_retry(error: TurnoutError) -> TurnoutError:
     return error
 
 
-class Servicer(GrpcServicer):
-    """As Serve offers it: what it does not have is looked for only when it is called."""
-
-    List = None
-
-    async def StreamGenerate(self, data: bytes, grpc_context: Any) -> AsyncGenerator[pb.GenerateChunk, None]:
-        # Serve keeps the status that was set before an exception; a bare server writes its own over it.
-        with suppress(RefusedError):
-            async for message in super().StreamGenerate(data, grpc_context):
-                yield message
-
-
 class Served:
     """A service's gRPC and HTTP endpoints, in a thread."""
 
@@ -155,21 +141,16 @@ class Served:
 
     async def _run(self) -> None:
         self._stop = asyncio.Event()
-        servicer = Servicer()
+        servicer = GrpcServicer()
         servicer.service = self.service
-        rpc = grpc.aio.server()
-        add_to_server(servicer, rpc)
-        rpc.add_insecure_port(self.address)
-        await rpc.start()
-        http = uvicorn.Server(uvicorn.Config(build_http(self.service), port=self.http_port, log_level="error"))
-        serving = asyncio.ensure_future(http.serve())
-        while not http.started:
-            await asyncio.sleep(0.01)
-        self._ready.set()
-        await self._stop.wait()
-        http.should_exit = True
-        await serving
-        await rpc.stop(0)
+        app = build_http(self.service)
+        ports = ServerConfig(grpc_port=self.grpc_port, http_port=self.http_port)
+        servers = DirectServers(ports, app, servicer)
+        async with app.router.lifespan_context(app):
+            await servers.start()
+            self._ready.set()
+            await self._stop.wait()
+            await servers.stop(0)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

@@ -1,0 +1,182 @@
+"""Limits of tenants that several ingress processes keep together, in the prefix store.
+
+Each process also keeps them by itself: where the store does not answer, a tenant may use its limits in each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from deployments.access.lease import Lease
+from kvstore.base import ByteStore, StoreFault
+from kvstore.keys import Keyring
+from kvstore.opening import connect_store, open_keyring
+from kvstore.scripts import REPORT, TAKE
+from turnout.access_config import TenantLimits
+from turnout.config import TurnoutConfig
+from turnout.errors import Code, TurnoutError
+from turnout.types import Namespace
+
+CALL_S = 0.5  # for one call of the store
+BEAT_S = 2.0  # between two reports of what runs
+SILENCE_S = 10.0  # after which a process has ended, and what ran in it
+CONCURRENCY_RETRY_S = 1.0
+
+log = logging.getLogger("ray.serve")
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request that runs: the limits that it was let in by, and tokens of it that the store knows of."""
+
+    limits: TenantLimits
+    reported: int
+
+
+class SharedLimits:
+    """One process's part in limits that several share.
+
+    Args:
+        store: where they are kept.
+        keyring: names the tenants' accounts.
+        process: names this process; no two have one name.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, store: ByteStore, keyring: Keyring, process: str, now: Callable[[], float] = time.time) -> None:
+        self._store, self._keyring, self._process, self._now = store, keyring, process, now
+        # One thread makes all calls, so that the store learns of them in the order in which they are made here.
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="shared limits")
+        self._held: dict[Lease, _Held] = {}
+        self._running: dict[str, Counter[str]] = {}
+        self._reached = True
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="shared limits beat", daemon=True).start()
+
+    @asynccontextmanager
+    async def hold(self, lease: Lease, limits: TenantLimits) -> AsyncIterator[None]:
+        """Keep a place of a tenant's limits in all processes for as long as the context lasts.
+
+        Args:
+            lease: of the request, which this process has let in.
+            limits: its tenant's.
+
+        Raises:
+            TurnoutError: RESOURCE_EXHAUSTED: there is none, counted over all processes.
+        """
+        if limits.requests_per_minute is limits.tokens_per_minute is limits.concurrency is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        error: BaseException | None = None
+        try:
+            await asyncio.shield(loop.run_in_executor(self._caller, self._take, lease, limits))
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            # Not waited for: the answer is there. It comes after `_take`, also where that was not waited for.
+            self._caller.submit(self._give_back, lease, error)
+
+    def close(self) -> None:
+        """Report what has ended, and let go of the store."""
+        self._over.set()
+        self._caller.shutdown()
+        self._store.close()
+
+    def _take(self, lease: Lease, limits: TenantLimits) -> None:
+        tenant, needed, kept = lease.call.tenant, lease.charged, lease.kept
+        most = -1 if limits.concurrency is None else limits.concurrency
+        rates = _or_none(limits.requests_per_minute), _or_none(limits.tokens_per_minute)
+        args = (self._now_ms(), self._process, lease.priority, int(1000 * SILENCE_S), *rates, most, needed, str(kept))
+        refused = self._ask(TAKE, tenant, args)
+        if refused:
+            raise _exceeded(refused[0].decode(), int(refused[1]), int(refused[2]), limits)
+        self._running.setdefault(tenant, Counter())[lease.priority] += 1
+        self._held[lease] = _Held(limits, needed)
+
+    def _give_back(self, lease: Lease, error: BaseException | None) -> None:
+        held = self._held.pop(lease, None)
+        if held is None:  # it had no place
+            return
+        tenant = lease.call.tenant
+        self._running[tenant][lease.priority] -= 1
+        tokens, requests = lease.unused(error)
+        self._report(tenant, held.limits, lease.charged - tokens - held.reported, -requests)
+        if not self._running[tenant].total():
+            del self._running[tenant]
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with suppress(RuntimeError):  # it has just been closed
+                self._caller.submit(self._report_all)
+
+    def _report_all(self) -> None:
+        """Say what runs here, and what it has used since it was last said."""
+        more: Counter[str] = Counter()
+        limits: dict[str, TenantLimits] = {}
+        for lease, held in self._held.items():
+            tenant, charged = lease.call.tenant, lease.charged
+            more[tenant] += charged - held.reported
+            held.reported, limits[tenant] = charged, held.limits
+        for tenant, each in limits.items():
+            self._report(tenant, each, more[tenant], 0)
+
+    def _report(self, tenant: str, limits: TenantLimits, tokens: int, requests: int) -> None:
+        running = self._running[tenant]
+        rates = _or_none(limits.requests_per_minute), _or_none(limits.tokens_per_minute)
+        counts = running["interactive"], running["batch"], requests, tokens
+        self._ask(REPORT, tenant, (self._now_ms(), self._process, *counts, *rates))
+
+    def _ask(self, script: str, tenant: str, args: tuple[Any, ...]) -> Any:
+        """What a script returns; None where the store does not answer."""
+        tag = base64.urlsafe_b64encode(self._keyring.namespace_id(Namespace("private", f"limits#{tenant}")))
+        key = b"to1:%s:limits" % tag.rstrip(b"=")
+        try:
+            answer = self._store.script(script, [key], args, time.monotonic() + CALL_S)
+        except StoreFault as fault:
+            if self._reached:
+                log.warning("limits of tenants hold in each ingress process by itself: the store is %s", fault.kind)
+            self._reached = False
+            return None
+        self._reached = True
+        return answer
+
+    def _now_ms(self) -> int:
+        return int(1000 * self._now())
+
+
+def _or_none(limit: float | None) -> str:
+    return "-1" if limit is None else str(limit)
+
+
+def _exceeded(name: str, left: int, wait_ms: int, limits: TenantLimits) -> TurnoutError:
+    wait_s = wait_ms / 1000 or CONCURRENCY_RETRY_S
+    message = f"tenant.{name}: {getattr(limits, name):g} allowed, {left} left; try again in {max(wait_s, 0.1):.1f} s"
+    return TurnoutError(Code.RESOURCE_EXHAUSTED, message, f"tenant.{name}", wait_s)
+
+
+def open_shared_limits(config: TurnoutConfig) -> SharedLimits | None:
+    """Open the limits that the configured ingress processes share; None: there is one process, or nothing to share in.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: the store's key file or URL cannot be used.
+    """
+    if config.server.ingress_processes <= 1 or config.access is None:
+        return None
+    if not config.kvstore.has_address:
+        log.warning("limits of tenants hold in each ingress process by itself: the embedded store did not start")
+        return None
+    return SharedLimits(connect_store(config.kvstore), open_keyring(config.kvstore), uuid4().hex)
