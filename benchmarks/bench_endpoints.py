@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +30,8 @@ from turnout.free_ports import free_port, on_free_ports
 
 RESULT = Path("docs/results/endpoints.md")
 DIRECT, THROUGH = "direct", "through Turnout"
+# By `server.ingress_processes`.
+WAYS = {0: "behind Serve's proxy", 1: "listening itself"}
 FIRST_GOAL_MS, RATE_GOAL = 3.0, 0.95
 TOKENS, PACE_S = 100, 0.01
 
@@ -111,46 +113,62 @@ async def _turn(url: str, size: Size, number: int) -> Reading:
 
 
 async def measure(arguments: Any) -> Report:
-    """Measure both ways in turns."""
+    """Measure both ways in turns, with the ingress behind Serve's proxy and with one that listens itself."""
     size = Size(arguments.rounds, arguments.requests, 8)
+    found = {}
     with scripted_endpoint() as port:
-        endpoint = {"url": f"http://127.0.0.1:{port}/v1", "model": "m"}
-        values = {"models": {"far": {"endpoint": endpoint}}, "pools": {"pool": {"large": "far"}}}
-        config = on_free_ports(parse_config(values))
-        with running_server(config):
-            urls = {DIRECT: f"http://127.0.0.1:{port}", THROUGH: f"http://127.0.0.1:{config.server.http_port}"}
-            sides = [Side(name, partial(_turn, url, size)) for name, url in urls.items()]
-            turns = await take_turns(sides, size.rounds)
-    return page(turns, size)
+        for processes, way in WAYS.items():
+            endpoint = {"url": f"http://127.0.0.1:{port}/v1", "model": "m"}
+            values = {
+                "models": {"far": {"endpoint": endpoint}},
+                "pools": {"pool": {"large": "far"}},
+                "server": {"ingress_processes": processes},
+            }
+            config = on_free_ports(parse_config(values))
+            with running_server(config):
+                urls = {DIRECT: f"http://127.0.0.1:{port}", THROUGH: f"http://127.0.0.1:{config.server.http_port}"}
+                sides = [Side(name, partial(_turn, url, size)) for name, url in urls.items()]
+                found[way] = await take_turns(sides, size.rounds)
+    return page(found, size)
 
 
-def page(turns: Turns[Reading], size: Size) -> Report:
+def page(found: Mapping[str, Turns[Reading]], size: Size) -> Report:
     """The table, with how it was obtained."""
-    added = spread(turns.compared(THROUGH, DIRECT, lambda mine, other: 1000 * (mine.first_s - other.first_s)))
-    rate = turns.ratio(THROUGH, DIRECT, lambda reading: reading.rate)
     report = Report(
         "Endpoints: a stream that is passed on",
         f"`make bench-endpoints`; a scripted endpoint that computes nothing sends {TOKENS} tokens, the first at once"
         f" and then one every {1000 * PACE_S:g} ms. It is asked directly and through a served pool, in turns:"
         f" {size.rounds} rounds of {size.requests} requests one after the other, and {size.streams} streams at once."
-        " Medians and extremes over rounds.",
+        " Medians and extremes over rounds. The ingress is behind Serve's proxy, as by default, or listens itself"
+        " (`server.ingress_processes: 1`).",
     )
-    readings = {name: [asdict(each) for each in found] for name, found in turns.readings.items()}
-    report.values |= {"size": asdict(size), "readings": readings}
-    rows = [
-        ("added to the first token (median), ms", shown(added, 1), f"below {FIRST_GOAL_MS:g}"),
-        (f"tokens/s of {size.streams} streams, over direct", shown(rate, 3), f"above {RATE_GOAL:g}"),
-    ]
-    rows += [
-        (f"first token, {name}, ms", shown(turns.spread(name, lambda reading: 1000 * reading.first_s), 1), "")
-        for name in turns.readings
-    ]
-    columns = {"figure": lambda row: row[0], "value": lambda row: row[1], "goal": lambda row: row[2]}
-    report.table("endpoints", rows, columns)
+    report.values |= {"size": asdict(size), "readings": {way: _plain(turns) for way, turns in found.items()}}
+    rows = [row for way, turns in found.items() for row in _rows(way, turns, size)]
+    names = ("ingress", "figure", "value", "goal")
+    report.table("endpoints", rows, {name: partial(_cell, place) for place, name in enumerate(names)})
     return report
 
 
+def _plain(turns: Turns[Reading]) -> dict[str, Any]:
+    return {name: [asdict(each) for each in readings] for name, readings in turns.readings.items()}
+
+
+def _rows(way: str, turns: Turns[Reading], size: Size) -> list[tuple[str, ...]]:
+    added = spread(turns.compared(THROUGH, DIRECT, lambda mine, other: 1000 * (mine.first_s - other.first_s)))
+    rate = turns.ratio(THROUGH, DIRECT, lambda reading: reading.rate)
+    first = {name: turns.spread(name, lambda reading: 1000 * reading.first_s) for name in turns.readings}
+    return [
+        (way, "added to the first token (median), ms", shown(added, 1), f"below {FIRST_GOAL_MS:g}"),
+        (way, f"tokens/s of {size.streams} streams, over direct", shown(rate, 3), f"above {RATE_GOAL:g}"),
+        *((way, f"first token, {name}, ms", shown(each, 1), "") for name, each in first.items()),
+    ]
+
+
+def _cell(place: int, row: tuple[str, ...]) -> str:
+    return row[place]
+
+
 if __name__ == "__main__":
-    options = command_line(__doc__, RESULT, rounds=9, requests=20)
-    options.add_argument("--requests", type=int, default=100, help="one after the other, in each turn")
+    options = command_line(__doc__, RESULT, rounds=5, requests=20)
+    options.add_argument("--requests", type=int, default=60, help="one after the other, in each turn")
     run(options, measure)

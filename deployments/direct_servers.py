@@ -83,7 +83,8 @@ class DirectServers:
             listening.close()
             raise
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        self._serving = asyncio.create_task(self._http.serve([listening]))
+        self._sockets = [listening]
+        self._serving = asyncio.create_task(self._http.serve(self._sockets))
         async with asyncio.timeout(START_S):
             while not self._http.started:
                 if self._serving.done():
@@ -107,10 +108,10 @@ class DirectServers:
             grace_s: after so many seconds what still runs is cancelled.
         """
         self._http.config.timeout_graceful_shutdown = max(1, round(grace_s))
-        self._http.should_exit = True
-        ending = [self._rpc.stop(grace_s)] if self._rpc is not None else []
+        ending: list[Awaitable[None]] = [self._rpc.stop(grace_s)] if self._rpc is not None else []
         if self._serving is not None:
-            ending.append(self._serving)
+            ended_itself, self._http.should_exit = self._serving.done(), True
+            ending.append(self._http.shutdown(self._sockets) if ended_itself else self._serving)
         await asyncio.gather(*ending, return_exceptions=True)
 
 

@@ -13,6 +13,7 @@ from decoding.methods.speculative import SpeculativeParams
 from deployments.fan_out import combine
 from deployments.metrics import DEEPEST, DRAFTERS, MOST_DRAFTING, MOST_DRAFTS, OTHER, Metrics, Times, drafter_of
 from deployments.openai_format import usage_object
+from deployments.telemetry import process_metrics
 from deployments.telemetry.catalogue import ALL, CONVENTIONS, COUNTED, READ
 from deployments.telemetry.monotonic_counters import MOST_PROCESSES, Growing
 from tests.deployments.in_process import make_config
@@ -333,3 +334,20 @@ def test_broken_files_of_access_are_told_of() -> None:
     assert values(metrics)["turnout_access_faults"] == {(): 0}
     metrics.access_faults(2)
     assert values(metrics)["turnout_access_faults"] == {(): 2}
+
+
+def families_of(text: bytes) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(text.decode())}
+
+
+def test_series_of_several_processes_say_whose_they_are() -> None:
+    processes = {name: Metrics() for name in ("11", "12")}
+    for count, metrics in enumerate(processes.values(), 1):
+        for _ in range(count):
+            metrics.finished("demo", "OK")
+    found = families_of(process_metrics.render({name: each.counted() for name, each in processes.items()}))
+    alone = families_of(Metrics().render())
+    assert {name: alone[name].type for name in found} == {name: each.type for name, each in found.items()}
+    assert all("process" in sample.labels for family in found.values() for sample in family.samples)
+    totals = [each for each in found["turnout_requests"].samples if each.name == "turnout_requests_total"]
+    assert {each.labels["process"]: each.value for each in totals} == {"11": 1.0, "12": 2.0}
