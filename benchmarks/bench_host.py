@@ -149,6 +149,7 @@ class Row:
         elapsed: outside forwards.
         parts: of a step, by name.
         front: processor time beyond the pool's for a chunk that arrived; None: nothing is in front of the pool.
+        chunks: that arrived of a request.
         goal: of `step`.
     """
 
@@ -158,6 +159,7 @@ class Row:
     elapsed: Interval
     parts: dict[str, Interval]
     front: Interval | None
+    chunks: float
     goal: float | None
 
     @property
@@ -189,7 +191,8 @@ def _row(turns: Turns[Reading], name: str, rows: int) -> Row:
         front = spread(turns.compared(name, "pool", lambda mine, pool: 1e6 * (mine.used_s - pool.used_s) / mine.chunks))
     goal = FIRST_US + ROW_US * rows if name == "engine" else None
     step, elapsed = of_step(lambda reading: reading.used_s), of_step(lambda reading: reading.passed_s)
-    return Row(name, rows, step, elapsed, {part: of_part(part) for part in PARTS}, front, goal)
+    chunks = turns.spread(name, lambda reading: reading.chunks / rows).value
+    return Row(name, rows, step, elapsed, {part: of_part(part) for part in PARTS}, front, chunks, goal)
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -214,13 +217,16 @@ async def measure(options: argparse.Namespace) -> Report:
         **{part: partial(_part, part) for part in PARTS},
         "rest": lambda row: f"{row.rest:.0f}",
         "elapsed": lambda row: shown(row.elapsed),
+        "chunks": lambda row: "" if row.front is None else f"{row.chunks:.0f}",
         "front, a chunk": lambda row: "" if row.front is None else shown(row.front),
     }
     report.table("steps", rows, columns)
     report.text(
         "Parts are the engine's: `launch` lays a step out and calls its layers; `rest` is the event loop, the method,"
         " texts and streams. `elapsed` is what passed outside forwards. `front` is what a way takes beyond the pool for"
-        f" a chunk that arrives (goal: {CHUNK_US:g}). Goals are of `step`: {FIRST_US:g} and {ROW_US:g} a row."
+        f" a chunk that arrives (goal: {CHUNK_US:g}). `chunks` are a request's: streams share a budget of them, so"
+        " where there are few, `front` is mostly what reading a request and ending it take. Goals are of `step`:"
+        f" {FIRST_US:g} and {ROW_US:g} a row."
     )
     return report
 

@@ -105,7 +105,7 @@ class DirectServers:
         """Accept nothing more, and return when what is being answered has ended.
 
         Args:
-            grace_s: after so many seconds what still runs is cancelled.
+            grace_s: seconds after which what still runs is cancelled.
         """
         self._http.config.timeout_graceful_shutdown = max(1, round(grace_s))
         ending: list[Awaitable[None]] = [self._rpc.stop(grace_s)] if self._rpc is not None else []

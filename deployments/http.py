@@ -192,7 +192,7 @@ def _add_inside(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await service.exposition.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _status(service: GenerationService) -> answers.StatusAnswer:

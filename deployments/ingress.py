@@ -59,7 +59,7 @@ class Ingress(GrpcServicer):
         self.service = GenerationService(config, backends, Metrics(telemetry.slo, config.pools), log)
         self._group = IngressGroup(self.service)
         if config.server.ingress_processes > 1:
-            self.service.together = self._group.exposition
+            self.service.exposition.together = self._group.exposition
         freeze_loaded()
 
     async def inside(self) -> dict[str, list[PoolStats]]:

@@ -1,4 +1,4 @@
-"""The ingress processes of one application, as one of them sees all: whoever is scraped answers for the others, too."""
+"""The ingress processes of one application, as one of them sees all: a scrape of any of them gets the series of all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Counted = tuple[int, str, list[Metric]]
 class IngressGroup:
     """One process's part in a group.
 
-    What the pools' replicas hold is told by the process that has been there for longest: counters of replicas are made
+    What the pools' replicas hold is reported by the process that began first: counters of replicas are made
     monotonic in each process by itself, and an audit's finding is written down once.
 
     Args:
@@ -29,17 +29,17 @@ class IngressGroup:
     """
 
     def __init__(self, service: GenerationService) -> None:
-        self._service = service
+        self._exposition = service.exposition
         self._began, self._name = time.time_ns(), str(os.getpid())
         self._handle: DeploymentHandle | None = None
 
     def counted(self) -> Counted:
         """When this process began, its name, and what it counts."""
-        return self._began, self._name, self._service.counted()
+        return self._began, self._name, self._exposition.counted()
 
     async def of_pools(self, name: str) -> bytes | None:
         """What the pools' replicas hold, as text; None: another process is asked."""
-        return await self._service.of_pools() if name == self._name else None
+        return await self._exposition.of_pools() if name == self._name else None
 
     async def exposition(self) -> bytes:
         """All metrics of all processes as text; one that does not answer is left out."""
@@ -47,7 +47,7 @@ class IngressGroup:
         own = process_metrics.render({name: families for _, name, families in answers})
         _, oldest, _ = min(answers, key=lambda each: each[:2])
         if oldest == self._name:
-            return own + await self._service.of_pools()
+            return own + await self._exposition.of_pools()
         return own + b"".join(each for each in await self._asked("of_pools", oldest) if isinstance(each, bytes))
 
     async def _asked(self, method: str, *args: Any) -> list[Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-
-from prometheus_client import Metric
 
 from deployments.access.admission import Admission
 from deployments.access.callers import Caller, Callers, RemovedTenants
@@ -26,7 +24,8 @@ from deployments.model_names import ModelNames
 from deployments.reading import check_read
 from deployments.request_fields import ROLES
 from deployments.responses.store import open_responses
-from deployments.telemetry.request_log import AuditLog, RequestLog
+from deployments.telemetry.exposition import Exposition
+from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.request_trace import RequestTrace, RequestTracer
 from turnout import tracing
 from turnout.access_config import UNLIMITED, TenantLimits
@@ -66,14 +65,13 @@ class GenerationService:
     Attributes:
         max_body_bytes: of the largest request.
         cors_origins: origins whose pages may call over HTTP.
-        together: gives the metrics of all ingress processes; None: this one is alone.
+        exposition: what a scrape gets.
     """
 
     def __init__(
         self, config: TurnoutConfig, backends: Mapping[str, Backend], metrics: Metrics, log: RequestLog | None = None
     ) -> None:
         self._config = config
-        self.together: Callable[[], Awaitable[bytes]] | None = None
         self.max_body_bytes = config.server.max_body_bytes
         self.cors_origins = config.server.cors_origins
         self.console = config.console
@@ -91,7 +89,7 @@ class GenerationService:
         self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
         self.tracer = RequestTracer(metrics, log, config.server.request_timeout_s)
         self._log = log
-        self._audits = AuditLog(log.write, log.texts) if log is not None else None
+        self.exposition = Exposition(metrics, self._answered, self.held, self.callers, log)
         self._names = ModelNames(config.pools)
         self._models: list[ModelDescription] | None = None
         self._methods: list[MethodDescription] | None = None
@@ -241,6 +239,9 @@ class GenerationService:
         answers = await asyncio.gather(*(_stats(*each) for each in self._backends.items()))
         return dict(zip(self._backends, answers, strict=True))
 
+    async def _answered(self) -> dict[str, list[PoolStats]]:
+        return {name: stats for name, stats in (await self.stats()).items() if not isinstance(stats, TurnoutError)}
+
     async def health(self) -> Health:
         """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
         return (await self.health_report()).status
@@ -258,28 +259,6 @@ class GenerationService:
     def held(self) -> dict[str, int]:
         """What there is of requests just now, by one of INGRESS_STATES; without limits and records, refusals alone."""
         return {**self.admission.held(), "refused": self._tarpit.num_held}
-
-    async def exposition(self) -> bytes:
-        """All metrics as text; what a pool counts is as of now, or of the last time it answered."""
-        if self.together is not None:
-            return await self.together()
-        await self.of_pools()
-        self.counted()
-        return self.metrics.render()
-
-    async def of_pools(self) -> bytes:
-        """Metrics of what the pools' replicas say, as text."""
-        answered = _answered(await self.stats())
-        self.metrics.stores(answered)
-        if self._audits is not None:
-            self._audits.take(answered)
-        return self.metrics.render_pools()
-
-    def counted(self) -> list[Metric]:
-        """What this process counts, as of now."""
-        self.metrics.access_faults(len(self.callers.faults))
-        self.metrics.ingress(self.held(), len(asyncio.all_tasks()))
-        return self.metrics.counted()
 
     async def models_for(self, caller: Caller) -> list[ModelDescription]:
         """Those that a caller may ask."""
@@ -351,10 +330,6 @@ async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
         return TurnoutError(Code.UNAVAILABLE, f"pool {name!r} does not answer within {HEALTH_TIMEOUT_S:g} s")
     except TurnoutError as error:
         return error
-
-
-def _answered(pools: Mapping[str, list[PoolStats] | TurnoutError]) -> dict[str, list[PoolStats]]:
-    return {name: stats for name, stats in pools.items() if not isinstance(stats, TurnoutError)}
 
 
 def _deadline(call: AnyCall, limit_s: float) -> float:

@@ -119,12 +119,7 @@ class ServerConfig(Section):
     http_port: Annotated[int, Field(ge=1, le=65535, description="HTTP, on http_host")] = 8000
     http_host: Annotated[str, Field(description="address HTTP listens on; 0.0.0.0: all interfaces")] = "127.0.0.1"
     ingress_processes: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=256,
-            description="processes that listen themselves and share both ports; 0: one, behind Ray Serve's proxy",
-        ),
+        int, Field(ge=0, le=256, description="processes that listen themselves; 0: one, behind Ray Serve's proxy")
     ] = 0
     cors_origins: Annotated[
         tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")], ...],

@@ -76,7 +76,7 @@ async def test_health_says_where_a_store_is_missing(
 
 async def test_replicas_are_summed_and_pools_without_a_store_left_out() -> None:
     service, _ = service_of(CACHE, replace(CACHE, tokens={"memory": 8, "redis": 6}, health="degraded"), None)
-    found = read_metrics((await service.exposition()).decode())
+    found = read_metrics((await service.exposition.text()).decode())
     assert found['turnout_cache_lookups_total{pool="demo"}'] == 14
     assert {
         name.partition("tier=")[2].strip('"}'): value for name, value in found.items() if "cache_tokens" in name
@@ -89,20 +89,20 @@ async def test_replicas_are_summed_and_pools_without_a_store_left_out() -> None:
         'degraded: pool="demo": 1 replicas cannot reach all of the prefix store; what it holds is computed'
     ]
     without, _ = service_of(None)
-    assert stores_of(await without.exposition()) == []
+    assert stores_of(await without.exposition.text()) == []
 
 
 async def test_a_pool_that_does_not_answer_keeps_its_last_numbers() -> None:
     service, replicas = service_of(CACHE)
-    before = stores_of(await service.exposition())
+    before = stores_of(await service.exposition.text())
     replicas.error = TurnoutError(Code.UNAVAILABLE, "planted")
-    assert stores_of(await service.exposition()) == before != []
+    assert stores_of(await service.exposition.text()) == before != []
     assert await service.health() == "unavailable"
     transport = httpx.ASGITransport(app=build_http(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         assert (await http.head("/health")).status_code == (await http.get("/health")).status_code == 503
     replicas.error, replicas.held = None, []
-    asleep = stores_of(await service.exposition())
+    asleep = stores_of(await service.exposition.text())
     assert asleep == [line for line in before if "_total" in line] != [], "of what is held, nothing is left"
 
 
@@ -114,7 +114,7 @@ async def test_counters_never_fall() -> None:
     told: list[dict[str, float]] = []
     for held in ([one, two], [one], [one, more], [more], [one, two]):
         replicas.held = list(held)
-        found = read_metrics((await service.exposition()).decode())
+        found = read_metrics((await service.exposition.text()).decode())
         counters = {
             name: value for name, value in found.items() if name.startswith("turnout_cache_") and "_total" in name
         }
@@ -128,9 +128,9 @@ async def test_a_new_ingress_leaves_out_what_older_replicas_counted() -> None:
     service, replicas = service_of()
     replicas.held = [replace(POOL, place="a", cache=CACHE, began=1000.0, now=9000.0)]
     lookups = 'turnout_cache_lookups_total{pool="demo"}'
-    assert read_metrics((await service.exposition()).decode())[lookups] == 0
+    assert read_metrics((await service.exposition.text()).decode())[lookups] == 0
     replicas.held = [replace(replicas.held[0], cache=replace(CACHE, lookups=10))]
-    assert read_metrics((await service.exposition()).decode())[lookups] == 3
+    assert read_metrics((await service.exposition.text()).decode())[lookups] == 3
 
 
 @pytest.mark.parametrize(

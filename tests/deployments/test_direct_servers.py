@@ -118,6 +118,7 @@ async def test_a_request_is_cancelled_when_its_client_leaves() -> None:
         await messages.read()
         messages.cancel()
         await freed(service)
+    assert await requests_of(service) == 0
 
 
 async def test_a_refused_stream_has_its_code_and_nothing_of_our_inside() -> None:

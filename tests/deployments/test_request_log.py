@@ -212,11 +212,11 @@ async def test_a_mismatch_is_logged_once_and_counted(tmp_path: Path) -> None:
     logged = Logged(tmp_path)
     found = POOL
     logged.replica._pool.stats = lambda: found  # type: ignore[method-assign]
-    await logged.service.exposition()
+    await logged.service.exposition.text()
     wrong = AuditStats(equal=6, ties=1, mismatches=1, last=(DIFF,))
     found = replace(POOL, audit=wrong)
     for _ in range(3):
-        await logged.service.exposition()
+        await logged.service.exposition.text()
     assert values(logged.service.metrics)["turnout_audits_total"]["demo", "mismatch"] == 1
     (line,) = logged.lines()
     assert {name: line[name] for name in ("kind", "request_id", "position", "wrote", "expected", "margin_nats")} == {

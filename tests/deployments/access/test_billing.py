@@ -69,7 +69,7 @@ async def test_what_is_under_way_is_told_until_it_is_over(tenants: House) -> Non
     service, late = tenants.service, TurnoutError(Code.RESOURCE_EXHAUSTED, "no room", None, 0.3)
 
     async def told() -> dict[str, float]:
-        await service.exposition()
+        await service.exposition.text()
         found = values(service.metrics)
         assert found["turnout_ingress_tasks"][()] >= 1
         return {state: count for (state,), count in found["turnout_ingress_requests"].items()}
