@@ -131,7 +131,7 @@ def _shared_socket(config: ServerConfig) -> socket.socket:
 
 
 def _rpc_server(config: ServerConfig, servicer: _DirectServicer) -> grpc.aio.Server:
-    server = grpc.aio.server(
+    server: Any = grpc.aio.server(  # its stubs lack a method
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
