@@ -131,14 +131,15 @@ def _shared_socket(config: ServerConfig) -> socket.socket:
 
 
 def _rpc_server(config: ServerConfig, servicer: _DirectServicer) -> grpc.aio.Server:
-    server: Any = grpc.aio.server(  # its stubs lack a method
+    server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ]
     )
-    add_to_server(servicer, server)
+    bare: Any = server  # its stubs lack the registration of a service's methods
+    add_to_server(servicer, bare)
     reflection.enable_server_reflection(SERVICES, server)
     try:
         server.add_insecure_port(f"[::]:{config.grpc_port}")

@@ -89,7 +89,7 @@ return 1
 # Limits of a tenant that several processes keep together. KEYS: account, a hash: of each rate, what has not drained and
 # when that was so; of each process, how many requests of a class run, and when it last said so. A process that has said
 # nothing for a while has ended: what ran in it does not count.
-_LIMITS = """
+_limits = """
 local account, now, process = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local function number(name) return tonumber(redis.call('hget', account, name) or 0) end
 local function level(name, limit)
@@ -109,7 +109,7 @@ end
 # are allowed (-1: all); tokens needed, share of rates that is left alone. Returns nothing where the request is let in,
 # else the limit that has no room, what is left of it, and ms until there is room.
 TAKE = (
-    _LIMITS
+    _limits
     + """
 local class, silence = ARGV[3], tonumber(ARGV[4])
 local limits = {requests = tonumber(ARGV[5]), tokens = tonumber(ARGV[6])}
@@ -144,7 +144,7 @@ return {}
 # ARGV: now in ms, process, running requests of it: interactive, of batches; requests and tokens to add to what is used,
 # and both limits of a minute (-1: none).
 REPORT = (
-    _LIMITS
+    _limits
     + """
 redis.call('hset', account, 'running:interactive:' .. process, ARGV[3])
 redis.call('hset', account, 'running:batch:' .. process, ARGV[4])

@@ -6,27 +6,24 @@ Each process also keeps them by itself: where the store does not answer, a tenan
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from deployments.access.lease import Lease
 from kvstore.base import ByteStore, StoreFault
 from kvstore.keys import Keyring
 from kvstore.opening import connect_store, open_keyring
-from kvstore.scripts import REPORT, TAKE
+from kvstore.tenants.limit_accounts import LimitAccounts, Limits, Refusal
 from turnout.access_config import TenantLimits
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
-from turnout.types import Namespace
 
 CALL_S = 0.5  # for one call of the store
 BEAT_S = 2.0  # between two reports of what runs
@@ -40,7 +37,7 @@ log = logging.getLogger("ray.serve")
 class _Held:
     """A request that runs: the limits that it was let in by, and tokens of it that the store knows of."""
 
-    limits: TenantLimits
+    limits: Limits
     reported: int
 
 
@@ -55,7 +52,7 @@ class SharedLimits:
     """
 
     def __init__(self, store: ByteStore, keyring: Keyring, process: str, now: Callable[[], float] = time.time) -> None:
-        self._store, self._keyring, self._process, self._now = store, keyring, process, now
+        self._accounts, self._now = LimitAccounts(store, keyring, process, int(1000 * SILENCE_S)), now
         # One thread makes all calls, so that the store learns of them in the order in which they are made here.
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="shared limits")
         self._held: dict[Lease, _Held] = {}
@@ -94,18 +91,18 @@ class SharedLimits:
         """Report what has ended, and let go of the store."""
         self._over.set()
         self._caller.shutdown()
-        self._store.close()
+        self._accounts.close()
 
     def _take(self, lease: Lease, limits: TenantLimits) -> None:
-        tenant, needed, kept = lease.call.tenant, lease.charged, lease.kept
-        most = -1 if limits.concurrency is None else limits.concurrency
-        rates = _or_none(limits.requests_per_minute), _or_none(limits.tokens_per_minute)
-        args = (self._now_ms(), self._process, lease.priority, int(1000 * SILENCE_S), *rates, most, needed, str(kept))
-        refused = self._ask(TAKE, tenant, args)
-        if refused:
-            raise _exceeded(refused[0].decode(), int(refused[1]), int(refused[2]), limits)
+        tenant, needed = lease.call.tenant, lease.charged
+        most = Limits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)
+        with self._faults():
+            now_ms, deadline = self._now_ms(), time.monotonic() + CALL_S
+            refused = self._accounts.take(tenant, lease.priority, most, needed, lease.kept, now_ms, deadline)
+            if refused is not None:
+                raise _exceeded(refused, limits)
         self._running.setdefault(tenant, Counter())[lease.priority] += 1
-        self._held[lease] = _Held(limits, needed)
+        self._held[lease] = _Held(most, needed)
 
     def _give_back(self, lease: Lease, error: BaseException | None) -> None:
         held = self._held.pop(lease, None)
@@ -126,7 +123,7 @@ class SharedLimits:
     def _report_all(self) -> None:
         """Say what runs here, and what it has used since it was last said."""
         more: Counter[str] = Counter()
-        limits: dict[str, TenantLimits] = {}
+        limits: dict[str, Limits] = {}
         for lease, held in self._held.items():
             tenant, charged = lease.call.tenant, lease.charged
             more[tenant] += charged - held.reported
@@ -134,37 +131,32 @@ class SharedLimits:
         for tenant, each in limits.items():
             self._report(tenant, each, more[tenant], 0)
 
-    def _report(self, tenant: str, limits: TenantLimits, tokens: int, requests: int) -> None:
-        running = self._running[tenant]
-        rates = _or_none(limits.requests_per_minute), _or_none(limits.tokens_per_minute)
-        counts = running["interactive"], running["batch"], requests, tokens
-        self._ask(REPORT, tenant, (self._now_ms(), self._process, *counts, *rates))
+    def _report(self, tenant: str, limits: Limits, tokens: int, requests: int) -> None:
+        with self._faults():
+            deadline = time.monotonic() + CALL_S
+            used = requests, tokens
+            self._accounts.report(tenant, self._running[tenant], limits, used, self._now_ms(), deadline)
 
-    def _ask(self, script: str, tenant: str, args: tuple[Any, ...]) -> Any:
-        """What a script returns; None where the store does not answer."""
-        tag = base64.urlsafe_b64encode(self._keyring.namespace_id(Namespace("private", f"limits#{tenant}")))
-        key = b"to1:%s:limits" % tag.rstrip(b"=")
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Continue where the store does not answer."""
         try:
-            answer = self._store.script(script, [key], args, time.monotonic() + CALL_S)
+            yield
         except StoreFault as fault:
             if self._reached:
                 log.warning("limits of tenants hold in each ingress process by itself: the store is %s", fault.kind)
             self._reached = False
-            return None
-        self._reached = True
-        return answer
+        else:
+            self._reached = True
 
     def _now_ms(self) -> int:
         return int(1000 * self._now())
 
 
-def _or_none(limit: float | None) -> str:
-    return "-1" if limit is None else str(limit)
-
-
-def _exceeded(name: str, left: int, wait_ms: int, limits: TenantLimits) -> TurnoutError:
-    wait_s = wait_ms / 1000 or CONCURRENCY_RETRY_S
-    message = f"tenant.{name}: {getattr(limits, name):g} allowed, {left} left; try again in {max(wait_s, 0.1):.1f} s"
+def _exceeded(refused: Refusal, limits: TenantLimits) -> TurnoutError:
+    name, wait_s = refused.name, refused.wait_ms / 1000 or CONCURRENCY_RETRY_S
+    allowed = f"{getattr(limits, name):g} allowed, {refused.left} left"
+    message = f"tenant.{name}: {allowed}; try again in {max(wait_s, 0.1):.1f} s"
     return TurnoutError(Code.RESOURCE_EXHAUSTED, message, f"tenant.{name}", wait_s)
 
 
