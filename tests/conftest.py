@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,25 @@ from tests.telling import told, write_figures
 FIGURES = "--figures"
 STORE_SERVER = "--store-server"
 CLUSTERS = {"ray_cluster", "raylets"}
-TOGETHER = "tests/deployments/test_"
+# Files that share the served application, and so one process.
+TOGETHER = ("tests/deployments/test_", "tests/deployments/access/test_idle_connections.py")
 # What a property says depends neither on how busy the machine is nor on which cases a run happens to draw. New cases
 # are searched by `make search-properties`.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", UNTIMED, derandomize=True, database=None, max_examples=USUAL)
 settings.register_profile("search", UNTIMED, derandomize=False, max_examples=10 * USUAL, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All modules and tests are made here, and stay: the collector need not look at them, now or between tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,14 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By file, but the files of tests/deployments to one process: what they share takes half a minute to start."""
+    """By file, but what shares the served application to one process: it takes half a minute to start."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
+            return TOGETHER[0] if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
 
     return Together(config, log)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ EXIT = 2
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _old_objects_are_not_searched() -> Iterator[None]:
-    """Tests that collect garbage look for their own: what libraries hold is a hundred times as much."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

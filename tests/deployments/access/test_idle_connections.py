@@ -23,13 +23,13 @@ from turnout.client import Client
 # In a process of their own: each end of a connection is an open file.
 CLIENTS = """
 import resource, socket, sys
-port, count = map(int, sys.argv[1:3])
-half = bytes.fromhex(sys.argv[3])
+port, count, every = map(int, sys.argv[1:4])
+half = bytes.fromhex(sys.argv[4])
 resource.setrlimit(resource.RLIMIT_NOFILE, (count + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 opened = []
 for number in range(count):
     opened.append(socket.create_connection(("127.0.0.1", port)))
-    if number % 2:
+    if number % every == 0:
         opened[-1].sendall(half)
 sys.stdout.write("open\\n")
 sys.stdout.flush()
@@ -60,9 +60,9 @@ def files(needed: int) -> Iterator[None]:
 
 
 @contextmanager
-def idle(port: int, count: int, half: bytes = HEAD) -> Iterator[None]:
-    """So many connections are there for as long as the context lasts; every second has sent half of a request."""
-    command = [sys.executable, "-c", CLIENTS, str(port), str(count), half.hex()]
+def idle(port: int, count: int, half: bytes = HEAD, every: int = 2) -> Iterator[None]:
+    """So many connections are there for as long as the context lasts; every second one has sent half of a request."""
+    command = [sys.executable, "-c", CLIENTS, str(port), str(count), str(every), half.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
         assert clients.stdout is not None
         assert clients.stdout.readline() == "open\n"
@@ -148,6 +148,6 @@ def test_idle_connections_to_the_grpc_port_hold_up_nobody(server: RunningServer,
 def test_bodies_that_do_not_come_hold_up_nobody(server: RunningServer) -> None:
     """More of them than the ingress takes requests at once; they are of the same tenant as the one that is answered."""
     url, places = server.http_url, ingress_options(served_config())["max_ongoing_requests"]
-    count = 4 * places  # every second one sends its head
-    with files(count + 200), idle(int(url.rpartition(":")[2]), count, HEAD + b"Content-Length: 4000\r\n\r\n{"):
+    count = places + 200
+    with files(count + 200), idle(int(url.rpartition(":")[2]), count, HEAD + b"Content-Length: 4000\r\n\r\n{", every=1):
         assert_answered(url, "nobody")

@@ -23,7 +23,7 @@ __all__ = ["pair_folder", "redis", "store"]
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.exactness)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.exactness)])
 async def test_the_store_changes_no_token(pair_folder: Path, store: dict[str, Any], count: int) -> None:
     calls = requests(count)
     without = open_pool(pair_folder, None)
