@@ -6,15 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from experiments.grid.contenders import Contender
 from experiments.speculation.cells import Cell
-from experiments.stats.intervals import Interval
+from experiments.stats.intervals import Floats, Interval, resampled_sums
 from turnout.cost import SpeculationMeter
 
 ALL = "all texts"
-ROUNDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +96,19 @@ def figures(cells: list[Cell], contender: Contender) -> Figures:
     )
 
 
-def speedup(turns: npt.NDArray[np.float64], seed: int = 0) -> Interval:
+def speedup(turns: Floats, seed: int = 0) -> Interval:
     """Tokens per second over the baseline's, with its 95% interval over turns.
 
     Args:
         turns: [turns, 4], seconds and tokens of the baseline, then of the challenger.
         seed: of the bootstrap.
     """
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(turns), size=(ROUNDS, len(turns)))
-    low, high = np.quantile(_ratio(turns[picks].sum(axis=1)), [0.025, 0.975])
-    return Interval(float(_ratio(turns.sum(axis=0))), float(low), float(high))
+    return resampled_sums(_ratio, turns, seed)
 
 
-def _ratio(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _ratio(sums: Floats) -> Floats:
     """[..., 4] -> [...]."""
-    rates: npt.NDArray[np.float64] = sums[..., 3] / sums[..., 2] / (sums[..., 1] / sums[..., 0])
+    rates: Floats = sums[..., 3] / sums[..., 2] / (sums[..., 1] / sums[..., 0])
     return rates
 
 

@@ -225,15 +225,33 @@ def ratio(above: Floats, below: Floats, seed: int = 0, rounds: int = ROUNDS) -> 
         seed: of the resampling.
         rounds: resamples.
     """
+    return resampled_sums(_quotient, np.stack([above, below], axis=1), seed, rounds)
 
-    rng, count = np.random.default_rng(seed), len(above)
-    value = float(above.sum() / below.sum()) if below.sum() else float("nan")
-    drawn, at_a_time = [], max(1, AT_A_TIME // count)
+
+def _quotient(sums: Floats) -> Floats:
+    """[..., 2] -> [...]."""
+    above, below = sums[..., 0], sums[..., 1]
+    found: Floats = np.divide(above, below, out=np.full_like(below, np.nan), where=below != 0)
+    return found
+
+
+def resampled_sums(
+    statistic: Callable[[Floats], Floats], table: Floats, seed: int = 0, rounds: int = ROUNDS
+) -> Interval:
+    """Percentile bootstrap of what is computed from sums over the rows of a table; see `resampled`.
+
+    Args:
+        statistic: [..., columns] -> [...], of sums; NaN where it has no value.
+        table: [rows, columns]; the values of a row are drawn together.
+        seed: of the resampling.
+        rounds: resamples.
+    """
+    rng, count = np.random.default_rng(seed), len(table)
+    drawn, at_a_time = [], max(1, AT_A_TIME // table.size)
     for start in range(0, rounds, at_a_time):
         rows = rng.integers(0, count, (min(at_a_time, rounds - start), count))
-        totals = below[rows].sum(axis=1)
-        drawn.append(np.divide(above[rows].sum(axis=1), totals, out=np.full_like(totals, np.nan), where=totals != 0))
-    return _percentiles(value, np.concatenate(drawn))
+        drawn.append(statistic(np.stack([column[rows].sum(axis=1) for column in table.T], axis=-1)))
+    return _percentiles(float(statistic(table.sum(axis=0))), np.concatenate(drawn))
 
 
 def _percentiles(value: float, drawn: Floats) -> Interval:
