@@ -6,6 +6,8 @@
 // neither on the rows that are multiplied with it nor on the instructions.
 #pragma once
 
+#include <cstddef>
+
 #include "panels.h"
 
 namespace turnout {
@@ -13,10 +15,10 @@ namespace turnout {
 constexpr Index GROUP = 32;
 constexpr Index AHEAD_BYTES = 8192;  // how far ahead a panel is fetched
 
-// What precedes the `group` integers of one row's group.
+// What precedes the `group` integers of one row's group; `start` is what its dots begin with.
 struct RowGroup {
   float scale, scaled_sum;  // scaled_sum: scale * sum
-  std::int32_t sum;
+  std::int32_t start;
 };
 
 // Bytes of a quantized row.
@@ -24,42 +26,53 @@ inline Index quantized_size(const Matrix& matrix) {
   return matrix.bits == 0 ? 0 : matrix.units * (matrix.group + static_cast<Index>(sizeof(RowGroup)));
 }
 
-// Round one row to 8 bits with a scale for each group; beyond `width` it is 0.
+// Round the `count` numbers of a group to 8 bits; those that the group lacks are 0. `taken`: from the dots, for each
+// integer of the row.
+template <bool WHOLE, typename T>
+inline void quantize_group(const T* from, Index count, Index group, std::int32_t taken, std::int8_t* to) {
+  const auto numbers = [&](Index i) { return load(from + i, WHOLE ? LANES : first_lanes(count - i)); };
+  Floats largest = zero();
+  for (Index i = 0; i < count; i += LANES) largest = larger(largest, magnitude(numbers(i)));
+  const float most = largest_of(largest);
+  const Floats factor = fill(most > 0 ? 127.0f / most : 0.0f);
+  Units sum = no_units();
+  for (Index i = 0; i < group; i += LANES) {
+    const Units near = to_integers(numbers(i) * factor);
+    sum = add_integers(sum, near);
+    store_bytes(to + sizeof(RowGroup) + i, near);
+  }
+  const float scale = most / 127.0f;
+  const std::int32_t whole = sum_of_integers(sum);
+  const RowGroup known{scale, scale * static_cast<float>(whole), -taken * whole};
+  std::memcpy(to, &known, sizeof(known));
+}
+
+// Round one row to 8 bits with a scale for each group; beyond the matrix's width it is 0.
 template <typename T>
-inline void quantize_row(const T* from, Index width, Index group, std::int8_t* to) {
-  for (Index start = 0; start < width; start += group) {
-    const Index count = std::min(group, width - start);
-    Floats largest = zero();
-    for (Index i = 0; i < count; i += LANES)
-      largest = larger(largest, magnitude(load(from + start + i, first_lanes(count - i))));
-    const float most = largest_of(largest);
-    const Floats factor = fill(most > 0 ? 127.0f / most : 0.0f);
-    std::int8_t* integers = to + sizeof(RowGroup);
-    Units sum = no_units();
-    for (Index i = 0; i < group; i += LANES) {
-      const Units near = to_integers(load(from + start + i, first_lanes(count - i)) * factor);
-      sum = add_integers(sum, near);
-      store_bytes(integers + i, near);
-    }
-    const float scale = most / 127.0f;
-    const std::int32_t whole = sum_of_integers(sum);
-    const RowGroup known{scale, scale * static_cast<float>(whole), whole};
-    std::memcpy(to, &known, sizeof(known));
-    to = integers + group;
+inline void quantize_row(const T* from, const Matrix& matrix, std::int8_t* to) {
+  const std::int32_t taken = matrix.bits == 8 ? BYTES_TAKEN : matrix.offset == SYMMETRIC ? 8 : 0;
+  const Index group = matrix.group, step = static_cast<Index>(sizeof(RowGroup)) + group;
+  for (Index start = 0; start < matrix.width; start += group, to += step) {
+    const Index count = std::min(group, matrix.width - start);
+    if (count == GROUP && group == GROUP)
+      quantize_group<true>(from + start, GROUP, GROUP, taken, to);
+    else
+      quantize_group<false>(from + start, count, group, taken, to);
   }
 }
 
-// Four bytes of a row, in every lane.
-inline Units fill_quad(const std::int8_t* from) {
-  std::uint32_t quad;
-  std::memcpy(&quad, from, sizeof(quad));
-  return fill_units(quad);
+// One number of a row's group, in every lane.
+inline Units fill_from(const std::int8_t* row, Index byte) {
+  std::uint32_t unit;
+  std::memcpy(&unit, row + byte, sizeof(unit));
+  return fill_units(unit);
 }
 
-// Add the products of GROUP of K to the sums of MR rows; returns where the panel continues.
+// Add the products of GROUP of K to the sums of MR rows, whose integers begin at `at`; returns where the panel continues.
 template <int BITS, int MR>
 inline const Unit* add_products(const Unit* panel, const std::int8_t* const* rows, Index at, Units (&sums)[MR][2]) {
   Units parts[MR][2];
+#pragma GCC unroll 8
   for (int r = 0; r < MR; r++)
     for (int v = 0; v < 2; v++) parts[r][v] = DOTS_ARE_WHOLE ? sums[r][v] : no_units();
   constexpr int UNITS = GROUP * BITS / 32;
@@ -70,21 +83,30 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
     if (PANEL * sizeof(Unit) > 64)  // a cache line
       _mm_prefetch(reinterpret_cast<const char*>(unit + LANES) + AHEAD_BYTES, _MM_HINT_T1);
     const Units both[2] = {load_units(unit), load_units(unit + LANES)};
-#pragma GCC unroll 12
-    for (int r = 0; r < MR; r++) {
-      if constexpr (BITS == 8) {
-        const Units quad = fill_quad(rows[r] + at + 4 * u);
-        for (int v = 0; v < 2; v++) sums[r][v] = dot_bytes(sums[r][v], both[v], quad);
-      } else {
-        const Units first = fill_quad(rows[r] + at + 8 * u), second = fill_quad(rows[r] + at + 8 * u + 4);
-        for (int v = 0; v < 2; v++) {
-          parts[r][v] = dot_halves(parts[r][v], low_nibbles(both[v]), first);
-          parts[r][v] = dot_halves(parts[r][v], high_nibbles(both[v]), second);
-        }
+    if constexpr (BITS == 8) {
+      const Units weights[2] = {dot_side(both[0]), dot_side(both[1])};
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; r++) {
+        const Units quad = fill_from(rows[r], at + 4 * u);
+        for (int v = 0; v < 2; v++) sums[r][v] = dot_bytes(sums[r][v], weights[v], quad);
+      }
+    } else {
+      const Units low[2] = {low_nibbles(both[0]), low_nibbles(both[1])};
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; r++) {
+        const Units quad = fill_from(rows[r], at + 8 * u);
+        for (int v = 0; v < 2; v++) parts[r][v] = dot_halves(parts[r][v], low[v], quad);
+      }
+      const Units high[2] = {high_nibbles(both[0]), high_nibbles(both[1])};
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; r++) {
+        const Units quad = fill_from(rows[r], at + 8 * u + 4);
+        for (int v = 0; v < 2; v++) parts[r][v] = dot_halves(parts[r][v], high[v], quad);
       }
     }
   }
   if constexpr (BITS == 4)
+#pragma GCC unroll 8
     for (int r = 0; r < MR; r++)
       for (int v = 0; v < 2; v++)
         sums[r][v] = DOTS_ARE_WHOLE ? parts[r][v] : add_integers(sums[r][v], whole_dots(parts[r][v]));
@@ -95,42 +117,43 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
 template <int BITS, int MR>
 [[gnu::noinline]] void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix,
                                        float* sums) {
-  const Index kind = matrix.offset;
-  const std::int32_t taken = BITS == 8 ? BYTES_TAKEN : kind == SYMMETRIC ? 8 : 0;
+  const Index kind = matrix.offset, step = static_cast<Index>(sizeof(RowGroup)) + matrix.group;
   const std::int8_t* rows[MR];
   Floats totals[MR][2];
+#pragma GCC unroll 8
   for (int r = 0; r < MR; r++) {
     rows[r] = first + r * stride;
     totals[r][0] = totals[r][1] = zero();
   }
   for (Index group = 0; group < matrix.units; group++) {
-    const std::uint16_t* scales = reinterpret_cast<const std::uint16_t*>(panel);
-    const Floats scale[2] = {load_small(scales), load_small(scales + LANES)};
+    const std::uint16_t* factors = reinterpret_cast<const std::uint16_t*>(panel);
+    const Floats scale[2] = {load_small(factors), load_small(factors + LANES)};
     panel += PANEL / 2;
-    Floats offset[2] = {zero(), zero()};
     if (kind != SYMMETRIC) {
-      offset[0] = load_small(scales + PANEL);
-      offset[1] = load_small(scales + PANEL + LANES);
+      Floats least[2] = {load_small(factors + PANEL), load_small(factors + PANEL + LANES)};
+      if (kind == ZEROS)
+        for (int v = 0; v < 2; v++) least[v] = zero() - least[v] * scale[v];
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; r++) {
+        const Floats scaled_sum = as_floats(fill_from(rows[r], offsetof(RowGroup, scaled_sum)));
+        for (int v = 0; v < 2; v++) totals[r][v] = fused(least[v], scaled_sum, totals[r][v]);
+      }
       panel += PANEL / 2;
     }
-    RowGroup known[MR];
     Units whole[MR][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++) whole[r][0] = whole[r][1] = fill_from(rows[r], offsetof(RowGroup, start));
+    for (Index at = sizeof(RowGroup); at < step; at += GROUP) panel = add_products<BITS, MR>(panel, rows, at, whole);
+#pragma GCC unroll 8
     for (int r = 0; r < MR; r++) {
-      std::memcpy(&known[r], rows[r], sizeof(RowGroup));
-      rows[r] += sizeof(RowGroup);
-      whole[r][0] = whole[r][1] = fill_units(static_cast<Unit>(-taken * known[r].sum));
+      const Floats row_scale = as_floats(fill_from(rows[r], offsetof(RowGroup, scale)));
+      for (int v = 0; v < 2; v++)
+        totals[r][v] = fused(from_integers(whole[r][v]), scale[v] * row_scale, totals[r][v]);
     }
-    for (Index at = 0; at < matrix.group; at += GROUP) panel = add_products<BITS, MR>(panel, rows, at, whole);
-    for (int r = 0; r < MR; r++) {
-      for (int v = 0; v < 2; v++) {
-        Floats dot = from_integers(whole[r][v]);
-        if (kind == ZEROS) dot = fused(offset[v], fill(-static_cast<float>(known[r].sum)), dot);
-        totals[r][v] = fused(dot, scale[v] * fill(known[r].scale), totals[r][v]);
-        if (kind == MINIMUMS) totals[r][v] = fused(offset[v], fill(known[r].scaled_sum), totals[r][v]);
-      }
-      rows[r] += matrix.group;
-    }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++) rows[r] += step;
   }
+#pragma GCC unroll 8
   for (int r = 0; r < MR; r++) {
     store(sums + r * PANEL, totals[r][0]);
     store(sums + r * PANEL + LANES, totals[r][1]);
@@ -144,8 +167,8 @@ inline IntegerProduct product_of_rows(Index rows) {
   switch (rows) {
 #define CASE(MR) \
   case MR:       \
-    return integer_product<BITS, MR>;
-    CASE(1) CASE(2) CASE(4)
+    return integer_product<BITS, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #undef CASE
     default:
       return integer_product<BITS, INTEGER_ROWS>;
@@ -158,19 +181,18 @@ inline Index integer_panel_size(const Matrix& matrix) {
   return matrix.units * (halves * PANEL / 2 + matrix.group * matrix.bits / 32 * PANEL);
 }
 
-// Any number of quantized rows, a power of two of them at once; `finish(row, left, right)` gets each row's sums.
+// Any number of quantized rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's sums.
 template <typename Finish>
 inline void rows_times_integers(const std::int8_t* rows, Index count, const Unit* panel, const Matrix& matrix,
                                 Finish finish) {
-  const Index stride = quantized_size(matrix);
+  const Index stride = quantized_size(matrix), blocks = (count + INTEGER_ROWS - 1) / INTEGER_ROWS;
   alignas(64) float sums[INTEGER_ROWS * PANEL];
-  for (Index row = 0; row < count;) {
-    Index size = INTEGER_ROWS;
-    while (size > count - row) size /= 2;
+  for (Index block = 0; block < blocks; block++) {
+    const Range own = share(count, static_cast<int>(block), static_cast<int>(blocks));
+    const Index size = own.end - own.begin;
     const IntegerProduct product = matrix.bits == 4 ? product_of_rows<4>(size) : product_of_rows<8>(size);
-    product(rows + row * stride, stride, panel, matrix, sums);
-    for (Index r = 0; r < size; r++) finish(row + r, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
-    row += size;
+    product(rows + own.begin * stride, stride, panel, matrix, sums);
+    for (Index r = 0; r < size; r++) finish(own.begin + r, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
   }
 }
 

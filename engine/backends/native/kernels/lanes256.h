@@ -10,7 +10,7 @@ namespace turnout {
 
 constexpr int LANES = 8;
 constexpr int ROWS = 6;  // of a product whose sums, two vectors each, stay in the 16 registers
-constexpr int INTEGER_ROWS = 4;  // the same with integers; a power of two, 4 at least
+constexpr int INTEGER_ROWS = 4;  // the same with integers
 
 using Floats = __m256;
 using Units = __m256i;
@@ -158,9 +158,8 @@ inline Units high_nibbles(Units x) { return low_nibbles(_mm256_srli_epi16(x, 4))
 constexpr bool DOTS_ARE_WHOLE = true;
 constexpr int BYTES_TAKEN = 128;
 inline Units dot_halves(Units sums, Units weights, Units row) { return _mm256_dpbusd_avx_epi32(sums, weights, row); }
-inline Units dot_bytes(Units sums, Units weights, Units row) {
-  return _mm256_dpbusd_avx_epi32(sums, _mm256_xor_si256(weights, _mm256_set1_epi8(-128)), row);
-}
+inline Units dot_side(Units weights) { return _mm256_xor_si256(weights, _mm256_set1_epi8(-128)); }
+inline Units dot_bytes(Units sums, Units weights, Units row) { return _mm256_dpbusd_avx_epi32(sums, weights, row); }
 inline Units whole_dots(Units sums) { return sums; }
 #else
 constexpr bool DOTS_ARE_WHOLE = false;
@@ -169,6 +168,7 @@ inline Units whole_dots(Units sums) { return _mm256_madd_epi16(sums, _mm256_set1
 inline Units dot_halves(Units sums, Units weights, Units row) {
   return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, row));
 }
+inline Units dot_side(Units weights) { return weights; }
 inline Units dot_bytes(Units sums, Units weights, Units row) {
   const Units products = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(row, weights));
   return _mm256_add_epi32(sums, whole_dots(products));

@@ -9,7 +9,7 @@ namespace turnout {
 
 constexpr int LANES = 16;
 constexpr int ROWS = 12;  // of a product whose sums, two vectors each, stay in the 32 registers
-constexpr int INTEGER_ROWS = 8;  // the same with integers; a power of two, 4 at least
+constexpr int INTEGER_ROWS = 5;  // the same with integers, whose sums inside a group stay as well
 
 using Floats = __m512;
 using Units = __m512i;
@@ -127,9 +127,8 @@ inline Units high_nibbles(Units x) { return low_nibbles(_mm512_srli_epi16(x, 4))
 constexpr bool DOTS_ARE_WHOLE = true;
 constexpr int BYTES_TAKEN = 128;
 inline Units dot_halves(Units sums, Units weights, Units row) { return _mm512_dpbusd_epi32(sums, weights, row); }
-inline Units dot_bytes(Units sums, Units weights, Units row) {
-  return _mm512_dpbusd_epi32(sums, _mm512_xor_si512(weights, _mm512_set1_epi8(-128)), row);
-}
+inline Units dot_side(Units weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
+inline Units dot_bytes(Units sums, Units weights, Units row) { return _mm512_dpbusd_epi32(sums, weights, row); }
 inline Units whole_dots(Units sums) { return sums; }
 #else
 constexpr bool DOTS_ARE_WHOLE = false;
@@ -138,6 +137,7 @@ inline Units whole_dots(Units sums) { return _mm512_madd_epi16(sums, _mm512_set1
 inline Units dot_halves(Units sums, Units weights, Units row) {
   return _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, row));
 }
+inline Units dot_side(Units weights) { return weights; }
 inline Units dot_bytes(Units sums, Units weights, Units row) {
   const Units turned = _mm512_mask_sub_epi8(row, _mm512_movepi8_mask(weights), _mm512_setzero_si512(), row);
   return _mm512_add_epi32(sums, whole_dots(_mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned)));

@@ -98,7 +98,7 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
   if (matrix.bits > 0) {
     const Range own = worker.share(rows);
     for (Index row = own.begin; row < own.end; row++)
-      quantize_row(a + row * row_stride, matrix.width, matrix.group, worker.quantized + row * quantized);
+      quantize_row(a + row * row_stride, matrix, worker.quantized + row * quantized);
     worker.barrier();
   }
   alignas(64) float sums[ROWS * PANEL];
