@@ -124,7 +124,8 @@ class Bench:
             draft = str(subject.small) if side.draft else None
             gguf = str(subject.gguf) if side.packed else None
             try:
-                peer.setup(Setup(str(subject.large), side.dtype or self.dtype, self.threads, draft, gguf))
+                dtype = side.dtype or self.dtype
+                peer.setup(Setup(str(subject.large), dtype, self.threads, draft, gguf, side.weights))
                 engines[name] = peer
             except PeerError as error:
                 failures[name] = f"loading: {error}"

@@ -19,6 +19,7 @@ class Setup:
         threads: CPU threads of a forward.
         draft_dir: a smaller model of the same vocabulary, for speculative decoding; None decodes plainly.
         gguf_file: the same model with packed weights, for an engine that is measured with those; None: `dtype`.
+        weights: how our engine keeps linear weights, as `models.NAME.weights` has it.
     """
 
     model_dir: str
@@ -26,6 +27,7 @@ class Setup:
     threads: int
     draft_dir: str | None = None
     gguf_file: str | None = None
+    weights: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)

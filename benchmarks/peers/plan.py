@@ -20,6 +20,7 @@ VLLM = "vLLM"
 VLLM_FLOAT32 = "vLLM, float32"  # the faster one on a processor without instructions for bfloat16
 THROUGHPUT = "turnout, whole prompts"
 SPECULATIVE = "turnout, speculative"
+INT4 = "turnout, int4"
 ASSISTED = "generate, assisted"
 
 
@@ -33,6 +34,7 @@ class Side:
         draft: whether it decodes speculatively, with the subject's small model.
         packed: whether it runs on the subject's GGUF file, with the weights packed in it.
         dtype: of weights and arithmetic; None: that of the run.
+        weights: how our engine keeps linear weights, as `models.NAME.weights` has it.
     """
 
     module: str
@@ -40,6 +42,7 @@ class Side:
     draft: bool = False
     packed: bool = False
     dtype: str | None = None
+    weights: str = "dense"
 
     @property
     def install(self) -> str:
@@ -51,6 +54,7 @@ SIDES = {
     OURS: Side("turnout_engine", "own"),
     THROUGHPUT: Side("turnout_throughput", "own"),
     SPECULATIVE: Side("turnout_engine", "own", draft=True),
+    INT4: Side("turnout_engine", "own", weights="int4"),
     GENERATE: Side("hf_generate", "own"),
     ASSISTED: Side("hf_generate", "own", draft=True),
     CONTINUOUS: Side("hf_continuous", "own"),
@@ -63,7 +67,7 @@ SIDES = {
 }
 EQUAL_LENGTHS = (OURS, GENERATE, OPENVINO, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
 ANY_LENGTHS = (OURS, THROUGHPUT, GENERATE, CONTINUOUS, OPENVINO_BATCHING, LLAMA_CPP, VLLM)
-REAL_TEXT = (OURS, GENERATE, VLLM, VLLM_FLOAT32, LLAMA_CPP, LLAMA_CPP_SHIPPED, OPENVINO_BATCHING)
+REAL_TEXT = (OURS, INT4, GENERATE, VLLM, VLLM_FLOAT32, LLAMA_CPP, LLAMA_CPP_SHIPPED, OPENVINO_BATCHING)
 
 
 def random_model_work() -> dict[Workload, tuple[str, ...]]:

@@ -45,12 +45,10 @@ class Engine:
         folders = {"large": setup.model_dir, "small": setup.draft_dir or setup.model_dir}
         small = "small" if setup.draft_dir else "large"
         members = dict.fromkeys(("large", small))
+        settings = {"dtype": setup.dtype, "weights": setup.weights, "kv_memory_bytes": KV_MEMORY_BYTES}
         config = parse_config(
             {
-                "models": {
-                    name: {"path": folders[name], "dtype": setup.dtype, "kv_memory_bytes": KV_MEMORY_BYTES}
-                    for name in members
-                },
+                "models": {name: {"path": folders[name], **settings} for name in members},
                 "pools": {POOL: {"small": small, "large": "large"}},
                 "engine": {"threads": setup.threads, **self.ENGINE},
             }

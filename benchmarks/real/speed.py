@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.bench_peers import BATCHES, Bench
 from benchmarks.harness import Report, shown
-from benchmarks.peers.plan import OURS, REAL_TEXT
+from benchmarks.peers.plan import INT4, OURS, REAL_TEXT
 from benchmarks.real.pieces import Section, Values
 from experiments.stats.intervals import spread
 
@@ -31,7 +31,7 @@ def write(report: Report, pieces: Mapping[str, Values]) -> None:
     report.text(
         f"Greedy, {settings['dtype']} where a row names nothing else, {settings['threads']} threads on every side;"
         f" tokens per second with the reading of the prompts, median of {settings['rounds']} alternating rounds"
-        " [smallest, largest]; ratio: ours over the engine, round by round. `generate` pads batches of at most eight."
+        " [smallest, largest]; ratios: ours over the engine, round by round. `generate` pads batches of at most eight."
     )
     rows = [row for name, values in pieces.items() for row in _rows(NAMES[name], values)]
     columns = {
@@ -39,6 +39,7 @@ def write(report: Report, pieces: Mapping[str, Values]) -> None:
         "engine": lambda row: row["engine"],
         "tokens/s": lambda row: row["speed"],
         "ours over it": lambda row: row["ratio"],
+        "ours in int4 over it": lambda row: row["int4"],
     }
     report.table(None, rows, columns)
     versions = {name: each for values in pieces.values() for name, each in values["versions"].items()}
@@ -51,20 +52,23 @@ def write(report: Report, pieces: Mapping[str, Values]) -> None:
 
 def _rows(batch: int, values: Values) -> list[dict[str, Any]]:
     [outcome] = [outcome for found in values["subjects"].values() for outcome in found]
-    rows = []
+    measured, rows = outcome["values"], []
     for engine in REAL_TEXT:
-        reason = values["missing"].get(engine) or outcome["failures"].get(engine)
-        speeds = outcome["values"].get(engine)
-        ratio = None
-        if speeds is None:
+        if engine in measured:
+            speed = shown(spread(measured[engine]), 1)
+        elif reason := values["missing"].get(engine) or outcome["failures"].get(engine):
             speed = f"not measured: {reason}"
         else:
-            speed = shown(spread(speeds), 1)
-            ours = outcome["values"].get(OURS)
-            if ours is not None and engine != OURS:
-                ratio = shown(spread([mine / other for mine, other in zip(ours, speeds, strict=True)]), 2)
-        rows.append({"batch": batch, "engine": engine, "speed": speed, "ratio": ratio})
+            continue  # an engine that came after the piece
+        over = {"ratio": _ratio(measured, OURS, engine), "int4": _ratio(measured, INT4, engine)}
+        rows.append({"batch": batch, "engine": engine, "speed": speed, **over})
     return rows
+
+
+def _ratio(measured: Mapping[str, list[float]], ours: str, engine: str) -> str | None:
+    if engine == ours or not {ours, engine} <= measured.keys():
+        return None
+    return shown(spread([mine / other for mine, other in zip(measured[ours], measured[engine], strict=True)]), 2)
 
 
 SECTION = Section(

@@ -71,3 +71,15 @@ def test_an_end_token_ends_an_answer_only_when_asked_to(engine: Peer) -> None:
     [whole] = engine.generate([PROMPTS[0]], TOKENS).answers
     assert len(whole) == TOKENS
     assert engine.generate([PROMPTS[0]], TOKENS, stop_at_end=True).answers == [whole[:3]]
+
+
+def test_our_engine_keeps_weights_as_it_is_told(folders: tuple[Path, Path]) -> None:
+    digests = set()
+    for weights in ("dense", "int4"):
+        peer = turnout_engine.Engine()
+        peer.setup(Setup(str(folders[0]), "float32", 1, weights=weights))
+        [answer] = peer.generate([PROMPTS[0]], TOKENS).answers
+        assert len(answer) == TOKENS
+        digests.add(peer._pool.engines["large"].digest)
+        peer.close()
+    assert len(digests) == 2

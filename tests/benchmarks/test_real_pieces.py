@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.harness import Report, parse
-from benchmarks.peers.plan import GENERATE, LLAMA_CPP, OURS, VLLM
+from benchmarks.peers.plan import GENERATE, INT4, LLAMA_CPP, LLAMA_CPP_SHIPPED, OURS, VLLM
 from benchmarks.peers.table import Comparison
 from benchmarks.peers.turns import Outcome
 from benchmarks.real import run, speculation, speed
@@ -161,6 +161,7 @@ def test_equality_is_shown_on_fifty_prompts() -> None:
 
 def test_speeds_are_shown_over_ours_and_what_did_not_run_says_why() -> None:
     outcome = Outcome("real text, batch 8", "tokens/s", OURS, {OURS: [20.0, 30.0], GENERATE: [10.0, 10.0]})
+    outcome.values[INT4] = [30.0, 30.0]
     outcome.failures[LLAMA_CPP] = "loading: no memory"
     found = Comparison({"cores": "2"}, {"dtype": "bfloat16", "threads": 2, "rounds": 2})
     found.versions[OURS] = {"torch": "2"}
@@ -169,9 +170,11 @@ def test_speeds_are_shown_over_ours_and_what_did_not_run_says_why() -> None:
     report = Report("Speed", "how", machine={"cores": "2"})
     speed.SECTION.write(report, {"speed-8": found.as_dict()})
     text = report.markdown()
-    assert "| 8 | generate | 10.0 [10.0, 10.0] | 2.50 [2.00, 3.00] |" in text
-    assert "| 8 | vLLM | not measured: make venv-vllm |  |" in text
-    assert "| 8 | llama.cpp | not measured: loading: no memory |  |" in text
+    assert "| 8 | turnout, int4 | 30.0 [30.0, 30.0] | 0.83 [0.67, 1.00] |  |" in text
+    assert "| 8 | generate | 10.0 [10.0, 10.0] | 2.50 [2.00, 3.00] | 3.00 [3.00, 3.00] |" in text
+    assert "| 8 | vLLM | not measured: make venv-vllm |  |  |" in text
+    assert "| 8 | llama.cpp | not measured: loading: no memory |  |  |" in text
+    assert LLAMA_CPP_SHIPPED not in text  # came after the piece
     assert "turnout: torch 2" in text
 
 
