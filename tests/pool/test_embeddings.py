@@ -123,3 +123,18 @@ async def test_what_begins_every_text_begins_no_completion(pool: LocalPool) -> N
     assert [token.id for token in begun[0].tokens] == [token.id for token in plain[0].tokens]
     made = await pool.embed(EmbedCall("r", "pair", ("word",)))
     assert made.prompt_tokens == (1 + len(plain[0].tokens),)
+
+
+async def test_reads_of_a_batch_have_places_of_their_own(pair_folder: Path) -> None:
+    one = PoolConfig(small="small", large="large", max_ongoing_requests=1)
+    pool = LocalPool.load("pair", pair_config(pair_folder).model_copy(update={"pools": {"pair": one}}))
+    score = ScoreCall("r", "pair", "a", ("b",), priority="batch")
+    async with pool._places.hold("default"):
+        with pytest.raises(TurnoutError) as refused:
+            await vectors(pool, "text", deadline_s=0.01)
+        assert refused.value.code is Code.DEADLINE_EXCEEDED
+        batched = await vectors(pool, "text", priority="batch", deadline_s=60.0)
+        [scored] = await pool.score(score)
+    np.testing.assert_array_equal(batched, await vectors(pool, "text"))
+    assert [token.text for token in scored.tokens] == ["b"]
+    await pool.close()
