@@ -131,7 +131,8 @@ class Chat:
         at = whole.find(name, whole.rindex(last) + len(last))
         assert at >= 0, (header, whole)
         answer = whole[at + len(name) :].removeprefix(header[: opened.start(2)].removeprefix(opened[1]))
-        ended = ENDS.search(answer, answer.rfind(CALLS[-1].name) if messages[-1].tool_calls else 0)
+        said = messages[-1].tool_calls[-1].name if messages[-1].tool_calls else messages[-1].content
+        ended = ENDS.search(answer, max(0, answer.rfind(said)))
         answer = answer[: ended.start()] if ended else answer
         if thought and answer.startswith(thought):
             return answer[len(thought) :]
