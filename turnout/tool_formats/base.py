@@ -48,17 +48,22 @@ class Scanner(Protocol):
 
 
 class Arguments(Protocol):
-    """One way to write the arguments of a call.
+    """One way to write the arguments of a call."""
 
-    Attributes:
-        opens: expression that looks ahead at how they begin.
-        example: what describes them to a model.
-        short: what stands for them where they do not matter.
-    """
+    @property
+    def opens(self) -> str:
+        """Expression that looks ahead at how they begin."""
+        ...
 
-    opens: str
-    example: str
-    short: str
+    @property
+    def example(self) -> str:
+        """What describes them to a model."""
+        ...
+
+    @property
+    def short(self) -> str:
+        """What stands for them where they do not matter."""
+        ...
 
     def written(self, arguments: str) -> str:
         """Write arguments, given as JSON, as a model does."""
