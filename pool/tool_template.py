@@ -159,7 +159,7 @@ class ToolTemplate:
         if not self._writes(style, count=2) and self._writes(one := replace(style, single=True), count=2):
             style = one
         if not self._writes(style, SAID):
-            others = (replace(style, either=True), replace(style, silent=True))
+            others = (replace(style, silent=True), replace(style, either=True))
             return next((each for each in others if self._writes(each, SAID)), style)
         joint = re.search(rf"{SAID}(\s+)\S", self._with_calls(style, SAID, 1))
         return replace(style, joint=joint[1] if joint else "")
