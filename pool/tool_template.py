@@ -159,20 +159,24 @@ class ToolTemplate:
         if not self._writes(style, count=2) and self._writes(one := replace(style, single=True), count=2):
             style = one
         if not self._writes(style, SAID):
-            others = (replace(style, silent=True), replace(style, either=True))
-            return next((each for each in others if self._writes(each, SAID)), style)
-        joint = re.search(rf"{SAID}(\s+)\S", self._with_calls(style, SAID, 1))
+            others = (replace(style, either=True), replace(style, silent=True))
+            return next((each for each in others if self._writes_all(each)), style)
+        joint = re.search(rf"{SAID}(\s+)\S", self._with_calls(style, SAID, 1, thinks=True))
         return replace(style, joint=joint[1] if joint else "")
 
-    def _writes(self, style: CallStyle, said: str = "", count: int = 1) -> bool:
+    def _writes_all(self, style: CallStyle) -> bool:
+        """Whether the template writes calls next to text and thinking, and next to text alone."""
+        return self._writes(style, SAID) and self._writes(style, SAID, thinks=False)
+
+    def _writes(self, style: CallStyle, said: str = "", count: int = 1, thinks: bool = True) -> bool:
         """Whether the template writes a message with calls, each before its result."""
-        text = self._with_calls(style, said, count)
+        text = self._with_calls(style, said, count, thinks)
         places = [(text.rfind(value), text.rfind(result)) for value, result in PAIRS[:count]]
         ordered = places == sorted(places) and all(-1 < value < result for value, result in places)
         # Some templates name the function with its result again, and some with that alone.
-        return ordered and text[: places[0][0]].count(NAME) > self._with_calls(style, "", 0).count(NAME)
+        return ordered and text[: places[0][0]].count(NAME) > self._with_calls(style, "", 0, thinks=False).count(NAME)
 
-    def _with_calls(self, style: CallStyle, said: str, count: int) -> str:
+    def _with_calls(self, style: CallStyle, said: str, count: int, thinks: bool) -> str:
         """Text of a conversation that ends with calls and their results, or with the question before them."""
         calls = [
             ToolCall(f"call_{place:024}", NAME, _json({"a": value})).for_template
@@ -180,7 +184,7 @@ class ToolTemplate:
         ]
         turns: list[Turn] = [{"role": "user", "content": "a"}]
         if calls:
-            thought = dict.fromkeys(("reasoning", "reasoning_content"), "a") if said else {}
+            thought = dict.fromkeys(("reasoning", "reasoning_content"), "a") if said and thinks else {}
             turns.append({"role": "assistant", "content": said, "tool_calls": calls, **thought})
         for call, (_, result) in zip(calls, PAIRS, strict=False):
             turns.append({"role": "tool", "content": result, "tool_call_id": call["id"], "name": NAME})

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from decoding.constraints.grammar import Compiler, Vocabulary
+from decoding.constraints.base import Vocabulary
+from decoding.structures import Compiler
 from deployments.tools import CallReader
 from pool.text import TextTokenizer
 from tests.tokenizers.templates import CALLS, SCHEMA, Chat, conversation, template_names, tokenizer_for
