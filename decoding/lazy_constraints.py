@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from decoding.constraints.base import keep_allowed
-from decoding.logits import allowed_by_structure
+from decoding.logits import allowed_by_structure, keep_allowed
 from decoding.processor_chain import chain_of
 from decoding.processors.base import NEG_INF
 from decoding.processors.temperature import Temperature

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from decoding.constraints.base import is_forced, keep_allowed
+from decoding.constraints.base import is_forced
 from decoding.lazy_constraints import exclude_refused, lazy_rows, unbound
-from decoding.logits import allowed_by_structure, choice_scores, entropy_bits, process
+from decoding.logits import allowed_by_structure, choice_scores, entropy_bits, keep_allowed, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.processors.base import NEG_INF

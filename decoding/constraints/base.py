@@ -1,6 +1,7 @@
-"""The slot of constraint kinds, and the constraint protocol: masks of allowed next tokens, applied to logits.
+"""The slot of constraint kinds, and the constraint protocol: masks of allowed next tokens.
 
-A module here assigns its class to `PART`; a request chooses it by file name, as the kind of its structure.
+A module here assigns its class to `PART`; a request chooses it by file name, as the kind of its structure. Processes
+that take requests import the kinds, to check values, and so they import no torch.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from decoding.parts import Part
 from turnout.errors import invalid
@@ -188,30 +187,3 @@ def is_forced(mask: Mask, vocab_size: int, end_ids: frozenset[int]) -> bool:
         return False
     allowed = np.flatnonzero(np.unpackbits(mask, count=vocab_size, bitorder="little"))
     return len(allowed) == 1 or (0 < len(allowed) <= len(end_ids) and end_ids.issuperset(allowed.tolist()))
-
-
-def keep_allowed(logits: torch.Tensor, slots: list[int], masks: list[Mask]) -> torch.Tensor:
-    """Return a copy of logits with -inf for tokens that may not follow.
-
-    Args:
-        logits: float32 [rows, vocab], finite or -inf.
-        slots: rows that are constrained.
-        masks: for each of them; their lengths may differ, from each other and from vocab.
-    """
-    rows, vocab = logits.shape
-    packed = np.full((rows, -(-vocab // EIGHT)), ALL, dtype=np.uint8)
-    for slot, mask in zip(slots, masks, strict=True):
-        kept = mask[: packed.shape[1]]
-        packed[slot, : kept.size] = kept
-        packed[slot, kept.size :] = 0
-    # Added up from a table of eight numbers for every byte: comparing and choosing costs five times as much.
-    places = torch.from_numpy(packed.reshape(-1)).to(logits.device).int()
-    bias = _bias(logits.device).index_select(0, places).view(rows, -1)[:, :vocab]
-    return bias.add_(logits)
-
-
-@cache
-def _bias(device: torch.device) -> torch.Tensor:
-    """Return float32 [256, 8]: the bias of each of a byte's bits, 0 or -inf."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return torch.from_numpy(np.where(bits == 1, 0.0, -np.inf).astype(np.float32)).to(device)

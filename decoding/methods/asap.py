@@ -11,8 +11,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from decoding.constraints.base import ANY, Constraint, keep_allowed
+from decoding.constraints.base import ANY, Constraint
 from decoding.decode_loop import reported, stream
+from decoding.logits import keep_allowed
 from decoding.model import Model, ModelPool, ReadSpec, Request
 from decoding.processor_chain import chain_of
 from decoding.sequence import Sequence

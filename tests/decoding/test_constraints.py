@@ -15,13 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.constraints.base import keep_allowed
 from decoding.grammars.compiler import GrammarCompiler
 from decoding.grammars.flat_schemas import FlatSchema
 from decoding.grammars.lark_checks import barren
 from decoding.grammars.matcher import GrammarConstraint, agreeing
 from decoding.grammars.schemas import endless
-from decoding.logits import process
+from decoding.logits import keep_allowed, process
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.structures import Compiler, check_whole

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.random_vocabulary import random_vocabulary
 from decoding import mask_prefetch as ahead
-from decoding.constraints.base import Constraint, Mask, allows, is_forced, keep_allowed
-from decoding.logits import process
+from decoding.constraints.base import Constraint, Mask, allows, is_forced
+from decoding.logits import keep_allowed, process
 from decoding.mask_prefetch import MaskPrefetch, spares_core
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
