@@ -174,8 +174,9 @@ def _structure(request: pb.GenerateRequest) -> Structure | None:
     if kind is None:
         return checked_structure({}, "structure") if request.HasField("structure") else None
     value = getattr(request.structure, kind)
-    given = {value.kind: value.value} if kind == "other" else {kind: list(value.texts) if kind == "choice" else value}
-    return checked_structure(given, "structure")
+    if kind == "other":
+        return checked_structure({"kind": value.kind, "value": value.value}, "structure")
+    return checked_structure({kind: list(value.texts) if kind == "choice" else value}, "structure")
 
 
 def chunk_message(call_id: str, model: str, batch: Batch, reader: CallReader | None = None) -> pb.GenerateChunk:

@@ -44,7 +44,6 @@ PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
     | {"token_details", "parse_special", "prompt_logprobs", "context"}
 )
-TEXT_KINDS = frozenset({"json_schema", "regex", "grammar"})
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
 )
@@ -189,14 +188,17 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
 
 def _set_structure(message: pb.Structure, value: Mapping[str, Any]) -> None:
     structure = validated(Structure, dict(value), "structure")
-    if structure.kind in TEXT_KINDS:
-        setattr(message, structure.kind, structure.value)
-    elif value.get("json_object") is True:
+    kind, text = structure.kind, structure.value
+    if kind in ("json_schema", "regex", "grammar"):
+        if kind != "json_schema" and not isinstance(value.get(kind, text), str):
+            raise invalid("structure", f"{kind} must be a text")
+        setattr(message, kind, text)
+    elif kind == "json_object" and text in ("", "true"):
         message.json_object = True
-    elif isinstance(value.get("choice"), list | tuple):
-        _assign("structure", message.choice, {"texts": value["choice"]})
-    else:
-        message.other.kind, message.other.value = structure.kind, structure.value
+    elif kind == "choice" and structure.texts:
+        message.choice.texts.extend(structure.texts)
+    else:  # also what is refused there
+        message.other.kind, message.other.value = kind, text
 
 
 def _assign(field: str, message: Any, values: dict[str, Any]) -> None:

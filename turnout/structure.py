@@ -25,13 +25,13 @@ class Structure(BaseModel):
 
     Attributes:
         kind: name of a module of `decoding.constraints`.
-        value: as the kind reads it: a text, or JSON; of a kind without a value `true`.
+        value: as the kind reads it: a text, or JSON; empty, or `true`, for a kind without a value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="json_schema, regex, ...")]
-    value: Annotated[str, Field(description="a text, or JSON: the schema, the expression, the texts, ...")] = "true"
+    value: Annotated[str, Field(description="a text, or JSON: the schema, the expression, the texts, ...")] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -48,6 +48,15 @@ class Structure(BaseModel):
         if len(self.value) > MAX_TOOLS_CHARS:
             raise _fault(f"{self.kind} is too large: {len(self.value)} characters, at most {MAX_TOOLS_CHARS}")
         return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of a value that is a JSON list of texts; empty where it is none."""
+        try:
+            found = json.loads(self.value)
+        except (ValueError, RecursionError):
+            return []
+        return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else []
 
 
 def _written(value: Any, kind: str) -> str:

@@ -17,12 +17,12 @@ class JsonObject(ConstraintKind):
     """See the module."""
 
     takes_json = True
-    examples: ClassVar = [("true", '{"a": [1, null]}')]
+    examples: ClassVar = [("true", '{"a": [1, null]}'), ("", "{}")]
 
     @classmethod
     def check_value(cls, value: str, field: str) -> None:
-        """See `ConstraintKind.check_value`."""
-        if value != "true":
+        """See `ConstraintKind.check_value`; in the long form the value may be left out."""
+        if value not in ("true", ""):
             raise invalid(field, f"{cls.name} must be true; leave the structure out where none is wanted")
 
     @classmethod

@@ -72,8 +72,9 @@ def test_values_are_checked_and_written_as_they_were_given(name: str) -> None:
             again = Structure.model_validate(short_form(structure))
             assert check(again) is kind
             assert short_form(again) == short_form(structure)
-    with pytest.raises(TurnoutError, match="structure"):
-        check(Structure(kind=name, value=""))
+    if "" not in dict(kind.examples):
+        with pytest.raises(TurnoutError, match="structure"):
+            check(Structure(kind=name))
     with pytest.raises(TurnoutError, match="too large"):
         check(Structure.model_construct(kind=name, value="a" * (kind.max_chars + 1)))
 

@@ -31,6 +31,7 @@ def nested(levels: int) -> Any:
         ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
         ({"json_schema": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
         ({"kind": "regex", "value": "a"}, "regex", "a"),
+        ({"kind": "json_object", "value": "true"}, "json_object", "true"),
     ],
 )
 def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> None:
@@ -54,6 +55,9 @@ def test_short_and_long_forms(given: dict[str, Any], kind: str, value: str) -> N
         ({"json_object": False}, "must be true"),
         ({"kind": "json_object", "value": "x"}, "must be true"),
         ({"kind": "tools", "value": "{}"}, "exactly one of"),
+        ({"kind": "regex"}, "must not be empty"),
+        ({"kind": "json_schema"}, "must not be empty"),
+        ({"kind": ["regex"], "value": "a"}, "exactly one of"),
         ({"kind": "regex", "value": "a", "more": 1}, "unknown"),
         ({"regex": "a", "more": 1}, "exactly one of"),
         ({"choice": []}, "list of texts"),
@@ -74,6 +78,12 @@ def test_what_is_refused(given: dict[str, Any], said: str) -> None:
         checked_structure(given, "structure")
     assert said in refused.value.message
     assert len(refused.value.message) < 1000
+
+
+def test_an_object_without_a_value_is_the_same_object() -> None:
+    made = checked_structure({"kind": "json_object"}, "")
+    assert made == checked_structure({"kind": "json_object", "value": ""}, "") == Structure(kind="json_object")
+    assert short_form(made) == {"json_object": True}
 
 
 def test_what_is_just_small_enough_is_taken() -> None:

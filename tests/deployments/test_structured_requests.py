@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from decoding.structures import short_form
 from deployments.grpc_messages import generate_call, spelling
 from deployments.schemas import chat_job, completion_job
 from turnout.client_messages import generate_request
@@ -49,6 +50,47 @@ def test_the_same_structure_over_every_way(short: dict[str, Any]) -> None:
     sent = generate_request("x", None, {"structure": short})
     read = generate_call(pb.GenerateRequest.FromString(sent.SerializeToString()))
     assert read.sampling.structure == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"kind": "json_object"}, "json_object"),
+        ({"kind": "json_object", "value": "true"}, "json_object"),
+        ({"kind": "choice", "value": '["yes", "no"]'}, "choice"),
+        ({"choice": '["yes", "no"]'}, "choice"),
+        ({"choice": ("yes", "no")}, "choice"),
+        ({"kind": "json_schema", "value": "true"}, "json_schema"),
+        ({"span": "a text"}, "other"),
+    ],
+)
+def test_a_kind_goes_into_its_own_field_for_servers_that_know_no_other(given: dict[str, Any], field: str) -> None:
+    sent = generate_request("x", None, {"structure": given})
+    assert sent.structure.WhichOneof("kind") == field
+    assert list(sent.structure.choice.texts) == (["yes", "no"] if field == "choice" else [])
+    made = generate_call(sent).sampling.structure
+    assert made is not None
+    assert short_form(made) == short_form(Structure.model_validate(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"regex": ["a", "b"]}, "must be a text"),
+        ({"grammar": True}, "must be a text"),
+        ({"kind": "regex"}, "must not be empty"),
+        ({"kind": "tools", "value": "{}"}, "exactly one of choice"),
+        ({"xml": "a"}, "exactly one of choice"),
+        ({"json_object": False}, "must be true"),
+        ({"choice": []}, "list of texts"),
+        ({"choice": "a"}, "no JSON"),
+    ],
+)
+def test_the_client_and_its_server_refuse_what_http_does(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TurnoutError, match=said):
+        generate_call(generate_request("x", None, {"structure": given}))
+    with pytest.raises(TurnoutError, match=said):
+        asked(decoding={"structure": given})
 
 
 @pytest.mark.parametrize(
