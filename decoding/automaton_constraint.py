@@ -8,9 +8,10 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from decoding.constraints.base import EIGHT, Constraint, Mask
+from decoding.grammars.matcher import agreeing
 from decoding.token_trie import DEAD, ByteAutomaton, TokenTrie
 
-MOST_KEPT = 4096  # masks of an automaton's states
+MOST_BYTES = 4 << 20  # of masks of an automaton's states: a pool keeps many automata
 STUCK = "no token of the vocabulary can follow here"
 
 
@@ -48,9 +49,10 @@ class AutomatonMasks:
         """Return the mask at a state, and whether the vocabulary has no token that can follow there."""
         found = self._found.get(state)
         if found is None:
-            if len(self._found) >= MOST_KEPT:
+            found = self._made(state)
+            if len(self._found) * found[0].nbytes >= MOST_BYTES:
                 self._found.clear()
-            found = self._found[state] = self._made(state)
+            self._found[state] = found
         return found
 
     def _made(self, state: int) -> tuple[Mask, bool]:
@@ -77,7 +79,8 @@ class AutomatonConstraint(Constraint):
         self.remembers = False  # its masks are not to be made ahead
         self.is_lazy = True
         self._masks = masks
-        self._walked: list[tuple[int, int]] = []  # tokens of an answer, each with the state after it
+        self._at: list[int] = []  # tokens of an answer
+        self._states: list[int] = []  # after each of them
         self._lock = threading.Lock()
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
@@ -108,22 +111,19 @@ class AutomatonConstraint(Constraint):
         """See `Constraint.clone`."""
         twin = type(self)(self._masks)
         with self._lock:
-            twin._walked = list(self._walked)
+            twin._at, twin._states = list(self._at), list(self._states)
         return twin
 
     def _state(self, answer: list[int], path: tuple[int, ...]) -> int:
         """The state after an answer and a path; `DEAD`: they are no beginning of a text that fits."""
         with self._lock:
-            kept = 0
-            for (token, _), asked in zip(self._walked, answer, strict=False):
-                if token != asked:
-                    break
-                kept += 1
-            del self._walked[kept:]
-            state = self._walked[-1][1] if self._walked else 0
+            kept = agreeing(self._at, answer)
+            del self._at[kept:], self._states[kept:]
+            state = self._states[-1] if self._states else 0
             for token in answer[kept:]:
                 state = self._masks.after(state, token)
-                self._walked.append((token, state))
+                self._at.append(token)
+                self._states.append(state)
         for token in path:
             state = self._masks.after(state, token) if state != DEAD else DEAD
         return state

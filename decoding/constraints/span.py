@@ -20,7 +20,7 @@ class SpanAutomaton:
         text: not empty.
 
     Attributes:
-        ends: int64 [states]: number of bytes of the text up to where the first occurrence of a state's parts ends.
+        ends: int32 [states]: number of bytes of the text up to where the first occurrence of a state's parts ends.
     """
 
     def __init__(self, text: str) -> None:
@@ -28,20 +28,20 @@ class SpanAutomaton:
         edges, ends = _suffix_automaton(data)
         # A part begins with a character; no state but the first has other bytes that begin one before it.
         edges[0] = {byte: state for byte, state in edges[0].items() if not _continues(byte)}
-        keys = np.array([state << 8 | byte for state, out in enumerate(edges) for byte in out], dtype=np.int64)
+        keys = np.array([state << 8 | byte for state, out in enumerate(edges) for byte in out], dtype=np.int32)
         order = np.argsort(keys)
         self._keys = keys[order]
-        self._targets = np.array([target for out in edges for target in out.values()], dtype=np.int64)[order]
-        self.ends = np.array(ends, dtype=np.int64)
+        self._targets = np.array([target for out in edges for target in out.values()], dtype=np.int32)[order]
+        self.ends = np.array(ends, dtype=np.int32)
         whole = np.array([not _continues(byte) for byte in data] + [True])
         self._is_final = whole[self.ends]
         self._is_final[0] = False
 
     def step(self, states: Ints, data: npt.NDArray[np.uint8]) -> Ints:
         """See `ByteAutomaton.step`."""
-        wanted = states << 8 | data
+        wanted = (states << 8 | data).astype(np.int32)  # as the keys: else they would be copied to be compared
         places = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        return np.where((states != DEAD) & (self._keys[places] == wanted), self._targets[places], DEAD)
+        return np.where((states != DEAD) & (self._keys[places] == wanted), self._targets[places], DEAD).astype(np.int64)
 
     def is_final(self, state: int) -> bool:
         """See `ByteAutomaton.is_final`."""
