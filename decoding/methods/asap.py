@@ -74,7 +74,7 @@ class Expectations:
         return node.children[token][1]
 
 
-@method(params=AsapParams, papers=(170,), lossless=False, needs=frozenset())
+@method(params=AsapParams, papers=(170,), lossless=False, needs=frozenset(), resumable=True)
 async def asap(request: Request, models: ModelPool, params: AsapParams) -> AsyncIterator[Segment]:
     """One model answers under a structure, and learns from each answer which beginnings end badly.
 
@@ -94,7 +94,10 @@ async def asap(request: Request, models: ModelPool, params: AsapParams) -> Async
                 yield segment
         return
     known = model.stores.open(_kind(seq, model), seq.learner, Expectations)
-    node, walked = known.root, [known.root]
+    node = known.root
+    for written in seq.answer:  # of an answer that another replica began, as far as it is known here
+        node = node.children[written][1] if written in node.children else Node()
+    walked = [node]
     try:
         while not seq.finished:
             token, prob, node.allowed = await _next(model, seq, constraint, node)

@@ -15,7 +15,7 @@ from decoding.methods.asap import Expectations
 from decoding.model import Request
 from decoding.sequence import Sequence
 from turnout.registry import get_method
-from turnout.types import SamplingParams
+from turnout.types import SamplingParams, Token
 
 START, A, B, C, D, X, END = range(7)
 FITTING = ((A, C), (B, D))
@@ -108,6 +108,26 @@ async def test_a_way_that_the_model_never_ends_well_is_not_taken_again() -> None
     found = [(await answer(model, seed)).answer[0] for seed in range(30)]
     assert A in found
     assert found[found.index(A) + 1 :] == [B] * (29 - found.index(A))
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_an_answer_that_was_begun_elsewhere_is_ended(known: bool) -> None:
+    """It goes on from what is known of its beginning; where nothing is, nothing is learned of it."""
+    model, info, seq = table(), get_method("asap"), begun(3, {})
+    if known:
+        while A not in learned_children(model):
+            await answer(model, len(model.stores) + model.forwards)
+    seq.append(Token(A, "large"))
+    before = learned_children(model)
+    async for segment in info.run(Request("r", seq), pair(model, model), info.parse({})):
+        assert segment.tokens
+    assert seq.answer == [A, C, END]
+    assert learned_children(model) == before
+    assert info.continues(info.parse({}), greedy=False)
+
+
+def learned_children(model: TableModel) -> set[int]:
+    return set(learned(model).root.children) if len(model.stores) else set()
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.5}, {"top_p": 0.5}])
