@@ -6,18 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from decoding.decode_loop import stream
+from decoding.candidates import charge
+from decoding.decode_loop import reported, stream
 from decoding.model import Model, ModelPool, ReadSpec, Request, TokenText
 from decoding.sequence import Sequence
+from decoding.steps import tokens_written
 from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment, Token
 
 KIND = "span"
+MOST_ROWS = 1024  # of logits that are held at once
+NO_TEXT = b"\xff"  # is in no text
+WITHIN = (b"\x80", b"\xc0")  # the first byte that is within a character, and the first after them
 
 
 class ExactSpanParams(MethodParams):
@@ -53,88 +59,108 @@ async def exact_span(request: Request, models: ModelPool, params: ExactSpanParam
     """One model answers with the part of a passage that it finds most probable of all.
 
     Paper #164 (How Optimal is Greedy Decoding for Extractive Question Answering?), exact-extract. The passage is the
-    value of the structure `span`, and stands in the prompt; its parts are runs of the prompt's tokens there. For every
-    beginning, the tokens after it are fed once after the prompt, and the probability of an end is read after each: one
-    row for a beginning instead of one for every part. The answer is the part with the greatest log-probability, its
-    end included; temperature and seed do not matter. Nothing is shown before all are read.
+    value of the structure `span`, and stands in the prompt; its parts are runs of the prompt's tokens there, of whole
+    characters. For every beginning, the tokens after it are fed once after the prompt, and the probability of an end is
+    read after each: one row for a beginning instead of one for every part. The answer is the part with the greatest
+    log-probability, its end included; temperature and seed do not matter. Nothing is shown before all are read.
     """
     model, seq = models.by_role(params.model), request.sequence
-    begin, end = passage(seq, models.tokenizer)
+    cuts, why = passage(seq, models.tokenizer), _unsupported(seq)
     longest = min(params.longest, seq.num_remaining - 1)
-    if begin == end or longest < 1 or not seq.end_ids:
-        request.notes.append("exact_span: as plain, for the prompt does not hold a passage that `structure.span` gives")
+    best: Found | None = None
+    if len(cuts) > 1 and not why:
+        await model.extend(seq, want=ReadSpec(draw=None))  # the twins share the prompt's blocks
+        at_once = min(params.at_once, max(1, MOST_ROWS // (longest + 1)))
+        for first in range(0, len(cuts) - 1, at_once):
+            near = [cuts[at : at + longest + 1] for at in range(first, min(first + at_once, len(cuts) - 1))]
+            found = await _batch(model, seq, near, longest, params.normalised)
+            best = max([*found, *([best] if best else [])], key=lambda each: (each.score, -each.begin), default=None)
+    if best is None:
+        why = why or "the prompt does not hold a passage that `structure.span` gives"
+        request.notes.append(f"exact_span: as plain, for {why}")
         async with aclosing(stream(model, seq, request.streams)) as segments:  # type: ignore[type-var]
             async for segment in segments:
                 yield segment
         return
-    await model.extend(seq, want=ReadSpec(draw=None))  # the twins share the prompt's blocks
-    best: Found | None = None
-    for first in range(begin, end, params.at_once):
-        places = range(first, min(first + params.at_once, end))
-        found = await _batch(model, seq, places, min(end, seq.num_prompt_tokens), longest, params.normalised)
-        best = max([*found, *([best] if best else [])], key=lambda each: (each.score, -each.begin))
-    assert best is not None
-    text = seq.tokens[best.begin : best.begin + len(best.logprobs) - 1]
-    tokens = tuple(
-        Token(token, model.name, logprob=logprob)
-        for token, logprob in zip([*text, best.end], best.logprobs, strict=True)
-    )
-    for token in tokens:
-        seq.append(token, model.num_parameters)
-    yield Segment(tokens, "finish")
+    step = (*seq.tokens[best.begin : best.begin + len(best.logprobs) - 1], best.end)
+    if reported(seq).reads_logits:
+        tokens = await tokens_written(model, seq, step)
+    else:
+        tokens = [Token(token, model.name, logprob=logprob) for token, logprob in zip(step, best.logprobs, strict=True)]
+    yield Segment(seq.extend(tokens, models.sizes), "finish")
 
 
-def passage(seq: Sequence, texts: TokenText) -> tuple[int, int]:
-    """Return the places of the prompt's tokens that lie wholly in the passage where it stands last; equal: none do."""
+def _unsupported(seq: Sequence) -> str:
+    """Why parts are not searched; "": they are."""
+    thinking = seq.thinking
+    if thinking is not None and (thinking.start == "inside" or (thinking.channels and thinking.start == "open")):
+        return "the answer does not begin with its text: the model thinks first"
+    if seq.num_remaining < 2:
+        return "the answer may have one token only"
+    if seq.sampling.bans_tokens or not seq.end_ids:
+        return "the request says which tokens may be written, or that none ends the answer"
+    return ""
+
+
+def passage(seq: Sequence, texts: TokenText) -> tuple[int, ...]:
+    """Return where parts of the passage may begin or end: places of the prompt's tokens, where it stands last.
+
+    Only tokens that lie wholly in it count, and special ones do not, whose names are no text. Empty: there are none.
+    """
     structure = seq.sampling.structure
     if structure is None or structure.kind != KIND:
-        return 0, 0
-    prompt, starts, whole = seq.tokens[: seq.num_prompt_tokens], [], b""
-    for token in prompt:
-        starts.append(len(whole))
-        whole += texts.token_bytes(token)
+        return ()
+    prompt = seq.tokens[: seq.num_prompt_tokens]
+    # Twice: the blank at the beginning of a text is left out by some tokenizers.
+    data = {token: texts.token_bytes(token) if texts.decode([token, token]) else NO_TEXT for token in set(prompt)}
+    starts = [0, *accumulate(len(data[token]) for token in prompt)]
     wanted = structure.value.encode()
-    first = whole.rfind(wanted)
+    first = b"".join(data[token] for token in prompt).rfind(wanted)
     if first < 0:
-        return 0, 0
-    last = first + len(wanted)
-    ends = [*starts[1:], len(whole)]
-    inside = [
-        place for place, (begins, stops) in enumerate(zip(starts, ends, strict=True)) if first <= begins < stops <= last
-    ]
-    return (inside[0], inside[-1] + 1) if inside else (0, 0)
+        return ()
+    places = [place for place, start in enumerate(starts) if first <= start <= first + len(wanted)]
+    return tuple(place for place in places if not WITHIN[0] <= wanted[starts[place] - first :][:1] < WITHIN[1])
 
 
-async def _batch(model: Model, seq: Sequence, places: range, end: int, longest: int, normalised: bool) -> list[Found]:
+async def _batch(
+    model: Model, seq: Sequence, near: list[tuple[int, ...]], longest: int, normalised: bool
+) -> list[Found]:
     """The best part from each of some beginnings; all are fed together."""
-    twins = model.fork_many([seq] * len(places))
+    twins = model.fork_many([seq] * len(near))
     try:
         tasks = [
-            asyncio.ensure_future(_from(model, twin, place, min(place + longest, end), normalised))
-            for twin, place in zip(twins, places, strict=True)
+            asyncio.ensure_future(_from(model, twin, cuts, longest, normalised))
+            for twin, cuts in zip(twins, near, strict=True)
         ]
         try:
-            return list(await asyncio.gather(*tasks))
+            found = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return [each for each in found if each is not None]
     finally:
         for twin in twins:
+            charge(seq, twin)
             model.release(twin)
 
 
-async def _from(model: Model, seq: Sequence, begin: int, end: int, normalised: bool) -> Found:
-    """The best part that begins at a place; of equal ones the shortest."""
-    tokens, ends = tuple(seq.tokens[begin:end]), sorted(seq.end_ids)
+async def _from(model: Model, seq: Sequence, cuts: tuple[int, ...], longest: int, normalised: bool) -> Found | None:
+    """The best part between the first of some places and another; of equal ones the shortest. None: all are longer."""
+    begin = cuts[0]
+    sizes = [cut - begin for cut in cuts[1:] if cut - begin <= longest]
+    if not sizes:
+        return None
+    tokens, ends = tuple(seq.tokens[begin : begin + sizes[-1]]), sorted(seq.end_ids)
     rows = await model.extend(seq, tokens, want=ReadSpec(draw=None, logits=True), every=True)
-    logits = [row.logits for row in rows if row.logits is not None]
-    logp = torch.log_softmax(torch.stack(logits).float(), -1).cpu()
-    own = logp[torch.arange(len(tokens)), torch.tensor(tokens)].double()
-    closing, which = logp[1:, ends].double().max(-1)
+    logits = torch.stack([row.logits for row in rows if row.logits is not None]).float()
+    whole = logits.logsumexp(-1)
+    fed = torch.tensor(tokens, device=logits.device)
+    own = (logits[:-1].gather(1, fed[:, None])[:, 0] - whole[:-1]).cpu().double()
+    closing, which = (logits[1:, ends] - whole[1:, None]).cpu().double().max(-1)
     scores = own.cumsum(0) + closing
     if normalised:
         scores = scores / torch.arange(2, len(tokens) + 2)
-    best = int(scores.argmax())
-    logprobs = (*own[: best + 1].tolist(), float(closing[best]))
-    return Found(float(scores[best]), begin, logprobs, ends[int(which[best])])
+    best = max(sizes, key=lambda size: (float(scores[size - 1]), -size))
+    logprobs = (*own[:best].tolist(), float(closing[best - 1]))
+    return Found(float(scores[best - 1]), begin, logprobs, ends[int(which[best - 1])])

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, pair
+from decoding.methods import exact_span
 from decoding.methods.exact_span import passage
 from decoding.model import Request
 from decoding.sequence import Sequence
+from decoding.thinking import Marker, Start, Thinking
 from turnout.registry import get_method
 from turnout.structure import Structure
 from turnout.types import FinishReason, SamplingParams
@@ -81,12 +83,90 @@ async def test_parts_fit_the_longest_answer() -> None:
 
 def test_the_passage_is_where_the_prompt_holds_it_last() -> None:
     texts = ListText(TEXTS)
-    assert passage(begun(), texts) == (1, 1 + len(PASSAGE))
-    assert passage(begun("ab"), texts) == (7, 9)
-    assert passage(begun("abx"), texts) == (0, 0)
+    assert passage(begun(), texts) == tuple(range(1, 2 + len(PASSAGE)))
+    assert passage(begun("ab"), texts) == (7, 8, 9)
+    assert passage(begun("abx"), texts) == ()
     wide = ListText(["xab", "c", "dx"])
     seq = Sequence([0, 1, 2], SamplingParams(structure=Structure(kind="span", value="bcd")), 0, ())
     assert passage(seq, wide) == (1, 2)  # tokens that lie in it with a part only are left out
+
+
+class ByteText(ListText):
+    """Tokens may be parts of characters; the first one is special, and has its name for bytes."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        super().__init__(["", *(text.decode(errors="replace") for text in texts[1:])])
+        self.data = texts
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.data[token_id]
+
+
+def test_parts_are_of_whole_characters_and_of_text() -> None:
+    texts = ByteText([b"<x>", b"a", b"\xc3", b"\xa4", b"\xa4b"])
+
+    def places(value: str, *prompt: int) -> tuple[int, ...]:
+        return passage(
+            Sequence(list(prompt), SamplingParams(structure=Structure(kind="span", value=value)), 0, ()), texts
+        )
+
+    assert places("a\u00e4a", 1, 2, 3, 1) == (0, 1, 3, 4)
+    assert places("\u00e4b", 1, 2, 4, 1) == (1, 3)
+    assert places("a\u00e4", 1, 2, 4) == (0, 1)  # its last token reaches beyond it
+    assert places("a<x>", 1, 0) == ()
+
+
+async def test_the_work_is_counted_and_few_rows_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seq = model(1), begun()
+    monkeypatch.setattr(exact_span, "MOST_ROWS", 12)
+    batches: list[int] = []
+    fork_many = made.fork_many
+    made.fork_many = lambda seqs: batches.append(len(seqs)) or fork_many(seqs)  # type: ignore[func-returns-value, method-assign]
+    await answer(made, seq, longest=3, at_once=16)
+    assert seq.meter.models["large"].forwards == made.forwards == 1 + len(PASSAGE)
+    assert set(batches[:-1]) == {3}
+    assert sum(batches) == len(PASSAGE)
+
+
+async def test_what_a_request_reports_of_tokens_is_there() -> None:
+    made, seq, other = model(4), begun(logprobs=2, token_details=True), begun()
+    await answer(made, seq)
+    await answer(made, other)
+    assert seq.answer == other.answer
+    assert [token.logprob for token in seq.generated] == pytest.approx([token.logprob for token in other.generated])
+    assert all(len(token.top) == 2 and token.entropy_bits is not None for token in seq.generated)
+
+
+async def test_a_stop_ends_the_answer_and_what_is_sent() -> None:
+    made, whole, cut = model(1), begun(), begun(max_tokens=99)
+    await answer(made, whole)
+
+    class First:
+        def feed(self, token: int) -> bool:
+            return True
+
+        def clone(self) -> First:
+            return self
+
+    cut.stop = First()  # type: ignore[assignment]
+    info, sent = get_method("exact_span"), []
+    async for segment in info.run(Request("r", cut), pair(made, made, ListText(TEXTS)), info.parse({})):
+        sent += [token.id for token in segment.tokens]
+    assert sent == cut.answer == whole.answer[:1]
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 1}, {"min_tokens": 2}])
+async def test_what_it_cannot_heed_is_plain_and_says_so(sampling: dict[str, object]) -> None:
+    request = await answer(model(3), begun(**{"max_tokens": 3, **sampling}))
+    assert "as plain" in request.notes[0]
+
+
+@pytest.mark.parametrize(("start", "noted"), [("inside", True), ("open", False), ("closed", False)])
+async def test_an_answer_that_has_to_think_first_is_plain(start: Start, noted: bool) -> None:
+    seq = begun(max_tokens=3)
+    seq.thinking = Thinking(Marker("<", (4,)), Marker(">", (5,)), start=start)
+    request = await answer(model(3), seq)
+    assert any("think" in note for note in request.notes) == noted
 
 
 async def test_without_a_passage_it_is_plain_and_says_so() -> None:
