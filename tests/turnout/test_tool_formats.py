@@ -247,6 +247,7 @@ ANSWERS = [
     ({"regex": r"\{.*/.*\}"}, True),
     ({"choice": ['{"name": "a/b"}', "no"]}, True),
     ({"grammar": 'start: "{" REST\nREST: /.+/'}, True),
+    ({"span": '}\n%json {"x" /a"/ \\ {"name": "a/b"} \x7f %lark { start: "a'}, True),
 ]
 
 
