@@ -34,7 +34,7 @@ class ExactSpanParams(MethodParams):
     normalised: Annotated[bool, Field(description="whether log-probabilities are divided by the number of tokens")] = (
         False
     )
-    at_once: Annotated[int, Field(ge=1, le=256, description="beginnings in one batch")] = 16
+    at_once: Annotated[int, Field(ge=1, le=256, description="most beginnings in one batch")] = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.random_vocabulary import random_vocabulary
-from decoding.automaton_constraint import STUCK
+from decoding import automaton_constraint
+from decoding.automaton_constraint import STUCK, AutomatonConstraint
 from decoding.constraints.base import Vocabulary
 from decoding.constraints.span import SpanAutomaton
 from decoding.grammars.compiler import GrammarCompiler
@@ -105,6 +106,18 @@ def test_a_text_that_the_vocabulary_cannot_write_ends_and_says_so() -> None:
     only = Compiler(char_vocabulary("ab")).compile(Structure(kind="span", value="X"))
     assert allowed_ids(only, []) == [END]
     assert only.failure == STUCK
+
+
+def test_masks_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Compiler(char_vocabulary("abcdefgh")).compile(Structure(kind="span", value="abcdefgh"))
+    assert isinstance(made, AutomatonConstraint)
+    [mask] = made.masks([], [()])
+    assert mask is not None
+    monkeypatch.setattr(automaton_constraint, "MOST_BYTES", 3 * mask.nbytes)
+    for _ in range(2):
+        for size in range(8):
+            assert allowed_ids(made, list(range(2, 2 + size))) == ([END, 2 + size] if size else list(range(2, 10)))
+            assert len(made._masks._found) <= 3
 
 
 def test_what_an_automaton_says_of_a_span() -> None:
