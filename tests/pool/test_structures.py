@@ -191,6 +191,17 @@ async def test_several_answers_each_fit(pool: LocalPool) -> None:
     assert reply.reasons == [FinishReason.STOP] * 4
 
 
+async def test_the_best_part_of_a_passage_is_of_whole_characters(pool: LocalPool) -> None:
+    """One token is one byte here, so that most of these could begin or end within a character."""
+    for passage in ("\u00e4\u00f6\u00fc", "\u20ac\u4e2d\u6587 \u00df", "a\u00e4"):
+        options: dict[str, Any] = {"max_tokens": 9, "structure": Structure(kind="span", value=passage)}
+        for normalised in (False, True):
+            reply = await ask(pool, f"Of {passage}:", "exact_span", {"normalised": normalised}, **options)
+            assert reply.reasons == [FinishReason.STOP]
+            assert reply.text in passage
+            assert not any("plain" in note for note in reply.usage.notes)
+
+
 async def test_a_cut_answer_says_so(pool: LocalPool) -> None:
     reply = await ask(pool, "x", max_tokens=3, structure=Structure(kind="regex", value="[a-z]{9}"))
     assert reply.reasons == [FinishReason.LENGTH]
