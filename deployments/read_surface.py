@@ -19,13 +19,10 @@ from deployments.request_fields import REQUEST_ID_HEADER, request_id
 from deployments.schemas import read_json
 from deployments.service import GenerationService
 from deployments.tokens_http import read_body
-from turnout.calls import ScoreCall
-from turnout.embed_calls import EmbedCall
 from turnout.message_size import check_answer_bytes
 from turnout.registry import validated
 
 B = TypeVar("B", bound=BaseModel)
-R = TypeVar("R", ScoreCall, EmbedCall)
 Attributed = Callable[[Any], Any]  # a call -> the same call as its caller's
 
 

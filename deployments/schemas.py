@@ -40,6 +40,7 @@ IGNORED_FIELDS = frozenset(
 )
 # What the bodies ask for by other names: see `Decoding` and `response_format`.
 SAMPLING_FIELDS = frozenset(SamplingParams.model_fields) - {"token_details", "structure", "bad_word_ids", "processors"}
+FIRST = "whether a text begins with what the tokenizer puts before all; of chats only the template says: false"
 B = TypeVar("B", bound="CommonBody")
 
 
@@ -70,6 +71,7 @@ class CompletionBody(CommonBody):
 
     prompt: Any = None
     echo: bool = False
+    add_special_tokens: Annotated[bool, Field(description=FIRST)] = True
 
 
 Ignored = Annotated[Any, Field(description="of role assistant: accepted and ignored")]
@@ -127,7 +129,7 @@ class ChatBody(CommonBody):
     reasoning_effort: Annotated[str, Field(description="none turns thinking off where the template can")] = ""
     add_generation_prompt: Annotated[bool | None, Field(description="absent: unless a message is continued")] = None
     continue_final_message: Annotated[bool, Field(description="go on with the last message, an assistant's")] = False
-
+    add_special_tokens: Annotated[Literal[False], Field(description=FIRST)] = False
     include_reasoning: Annotated[bool, Field(description="false: what was thought is left out of the answer")] = True
     separate_reasoning: Annotated[bool, Field(description="false: it stays in the content, as the model wrote it")] = (
         True
@@ -151,6 +153,14 @@ class ChatBody(CommonBody):
         )
         made.check([turn.role for turn in self.messages])
         return made
+
+
+# What the fields of both bodies are where they are absent: to an endpoint without such a field it says nothing.
+ABSENT = {
+    name: info.get_default(call_default_factory=True)
+    for body in (CompletionBody, ChatBody)
+    for name, info in body.model_fields.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +222,8 @@ def completion_job(values: dict[str, Any]) -> Job:
     sampling = parse_sampling(sampling_values)
     prompts = parse_prompts(body.prompt)
     job = _job(body, sampling, [(prompt, None) for prompt in prompts], _spelling(), echo=body.echo)
-    return replace(job, writes=not scores)
+    calls = tuple(replace(call, add_special_tokens=body.add_special_tokens) for call in job.calls)
+    return replace(job, calls=calls, writes=not scores)
 
 
 def chat_job(values: dict[str, Any]) -> Job:
@@ -254,7 +265,7 @@ def _split(
     known = sampling_fields | set(body.model_fields)
     for name, value in values.items():
         refuse_unsupported(name, value)
-        if name not in known and name not in UNSUPPORTED:
+        if name not in known and name not in UNSUPPORTED and value != ABSENT.get(name):
             raise invalid(name[:100], f"unknown; allowed here: {', '.join(sorted(known))}")
     sampling = {name: value for name, value in values.items() if name in sampling_fields}
     if isinstance(sampling.get("stop"), str):

@@ -33,7 +33,10 @@ class TokenizeBody(BodyPart):
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: Annotated[list[ChatTurn], Field(min_length=1)] | None = None
     tools: list[ToolBody] = Field(default_factory=list)
-    add_special_tokens: Annotated[Literal[True] | None, Field(description="as generation reads it")] = None
+    add_special_tokens: Annotated[
+        bool, Field(description="of a prompt, as in completions; in a conversation the template alone says")
+    ] = True
+    return_token_strs: Annotated[Literal[False] | None, Field(description="true is not supported")] = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str = ""
     add_generation_prompt: bool | None = None
@@ -92,7 +95,7 @@ def tokenized(body: TokenizeBody) -> GenerateCall:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give either a prompt or messages")
     if body.messages is None:
-        return _call(body.model, prompt=body.prompt)
+        return _call(body.model, prompt=body.prompt, add_special_tokens=body.add_special_tokens)
     turns = tuple(chat_message(turn, f"messages.{place}") for place, turn in enumerate(body.messages))
     template = TemplateOptions(
         body.chat_template_kwargs, body.reasoning_effort, body.add_generation_prompt, body.continue_final_message

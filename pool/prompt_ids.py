@@ -98,7 +98,9 @@ def encode_prompt(call: GenerateCall, tokenizer: TextTokenizer, vocab_size: int,
         ids = tokenizer.encode_chat(call.messages, call.tools, most, call.template)
         return encode_tokens("messages", tuple(ids), tokenizer, vocab_size)
     assert call.prompt is not None
-    return encode_tokens("prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special)
+    return encode_tokens(
+        "prompt", call.prompt, tokenizer, vocab_size, most, call.parse_special, call.add_special_tokens
+    )
 
 
 def encode_tokens(
@@ -108,11 +110,12 @@ def encode_tokens(
     vocab_size: int,
     most: int | None = None,
     parse_special: bool = True,
+    add_special: bool = True,
 ) -> list[int]:
     """Text or token ids as token ids; refused when empty, outside the vocabulary, or surely longer than `most`."""
     if isinstance(value, str) and most is not None:
         tokenizer.check_length(name, value, most)
-    ids = tokenizer.encode(value, parse_special) if isinstance(value, str) else list(value)
+    ids = tokenizer.encode(value, parse_special, add_special) if isinstance(value, str) else list(value)
     if not ids:
         raise invalid(name, "is empty; at least one token is needed")
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)

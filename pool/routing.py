@@ -307,6 +307,8 @@ def _asked_again(call: GenerateCall) -> dict[str, Any]:
             body |= {"logprobs": True, "top_logprobs": logprobs}
     else:
         body["prompt"] = call.prompt if isinstance(call.prompt, str) else list(call.prompt or ())
+        if not call.add_special_tokens:
+            body["add_special_tokens"] = False
     limits = {
         name: value
         for name in ("max_cost", "max_latency_s", "quality")

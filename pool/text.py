@@ -105,13 +105,14 @@ class TextTokenizer:
         """What answers can be constrained to, in these tokens."""
         return Structures(self.eos_ids, self._bytes.for_structures if self._bytes and self.eos_ids else None)
 
-    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True, add_special: bool = True) -> list[int]:
         """Token ids of a text, after what the tokenizer puts before every text.
 
         Args:
             text: any.
             parse_special: whether special tokens that are spelled out in it are meant. One that the tokenizer puts
                 first, and the text as well, stands there once.
+            add_special: whether the tokenizer puts anything first.
         """
         if parse_special or self._special is None:
             ids: list[int] = self._tokenizer.encode(
@@ -119,7 +120,8 @@ class TextTokenizer:
             )
         else:
             ids = self._special.encode(text)
-        return ids if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+        there = not add_special or ids[: len(self._prefix)] == self._prefix
+        return ids if there else self._prefix + ids
 
     def encode_chat(
         self,

@@ -130,8 +130,8 @@ class GenerateCall:
         explain: whether the usage is to say why the request was routed as it was.
         limits: for routing.
         parse_special: whether special tokens that a raw prompt spells out are meant; in messages they never are.
-        cache: "exact" uses only KV that was computed as this call would; "lossy" also what was stored or reused with a
-            loss.
+        add_special_tokens: whether a raw text begins with what the tokenizer puts before every text.
+        cache: "exact" uses only KV that was computed as this call would; "lossy" also what was kept with a loss.
         delivered: by answer, what the client has already: the same answers are computed (the call has a seed), and
             only what comes after it is sent.
         moved: what the replica that answered so far handed over; None where it could not.
@@ -189,6 +189,7 @@ class GenerateCall:
     tool_choice: str = ""
     contrast: PartChoice | None = None
     context: str = ""
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)

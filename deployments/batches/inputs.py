@@ -19,6 +19,7 @@ from turnout.errors import TurnoutError, invalid
 
 # Options of the command line by the names that other bodies have for them.
 NAMES: dict[str, dict[str, str]] = {RESPONSES: {"max_tokens": "max_output_tokens"}}
+SAME = {"max_tokens": "max_completion_tokens"}  # names of which a line may have either
 PARQUET_ROWS = 1024  # read at once
 COLUMNS = "custom_id", "url", "body", "messages", "prompt"
 LONGEST = 64 << 20  # bytes of a line, where nothing tells what may be asked
@@ -44,7 +45,8 @@ class Defaults:
     def filled(self, line: Line) -> Line:
         """The same line with what it leaves open."""
         names = NAMES.get(line.endpoint, {})
-        given = {names.get(n, n): v for n, v in self.body.items() if n == "model" or line.endpoint not in READING}
+        asked = {n: v for n, v in self.body.items() if n == "model" or line.endpoint not in READING}
+        given = {names.get(n, n): v for n, v in asked.items() if line.body.get(SAME.get(n, n)) is None}
         return Line(line.number, line.custom_id, line.endpoint, {**given, **line.body})
 
     def prompt(self, text: Any) -> dict[str, Any]:

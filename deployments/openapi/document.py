@@ -22,7 +22,7 @@ from deployments.openapi import answers, events, extras, responses
 from deployments.relevance_http import RERANK_PATHS, SCORE_PATHS, RerankAnswer, RerankBody, ScoreBody, ScoresAnswer
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.responses.body import CHAT_FIELDS, IGNORED, ResponseBody
-from deployments.schemas import IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
+from deployments.schemas import ABSENT, IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
 from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
 from turnout.types import SamplingParams
 
@@ -33,6 +33,7 @@ PATH = "/openapi.json"
 FAULTS: tuple[Any, ...] = (answers.ErrorAnswer, messages.MessageError)
 REF = "#/components/schemas/{model}"
 VERSION = "1"
+ELSEWHERE = "of another endpoint: other values are refused"
 INLINE = (CompletionBody, ChatBody, ResponseBody, SamplingParams, CountBody, MessagesBody)
 READING = (TokenizeBody, DetokenizeBody, EmbeddingsBody, ScoreBody, RerankBody)
 PARSED = (*INLINE, NewBatch, *READING)
@@ -110,6 +111,8 @@ def _endpoint_body(kind: type[CommonBody], needed: str, more: dict[str, Any], le
             name: {"enum": [*known.neutral, None], "description": f"other values are refused: {known.why}"}
             for name, known in sorted(UNSUPPORTED.items())
         }
+        absent = {name: value for name, value in sorted(ABSENT.items()) if name not in fields and value is not None}
+        fields |= {name: {"enum": [value, None], "description": ELSEWHERE} for name, value in absent.items()}
         fields[needed] = ({**own, **more})[needed]
         return _json({"type": "object", "properties": fields, "required": [needed], "additionalProperties": False})
 

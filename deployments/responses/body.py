@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from deployments.bodies import read_object
 from deployments.request_fields import BodyPart
-from deployments.schemas import SAMPLING_FIELDS, ChatBody
+from deployments.schemas import ABSENT, SAMPLING_FIELDS, ChatBody
 from deployments.tools import NAME
 from turnout.errors import invalid
 from turnout.registry import explain, validated
@@ -173,7 +173,7 @@ def read_body(data: bytes, ignored_tools: tuple[str, ...] = ()) -> Given:
     for name, value in values.items():
         if name in UNSUPPORTED and value is not False:
             raise invalid(name, UNSUPPORTED[name])
-        if name not in OWN and name not in CHAT_FIELDS:
+        if name not in OWN and name not in CHAT_FIELDS and value != ABSENT.get(name):
             known = ", ".join(sorted(OWN | CHAT_FIELDS))
             raise invalid(name[:100], f"unknown; allowed here: {known}")
     if values.get("truncation", "disabled") != "disabled":

@@ -113,7 +113,7 @@ class RequestTracer:
             yield trace
         except TurnoutError as error:
             trace.outcome, trace.refusal = error.code.value, error
-            own = isinstance(call, GenerateCall) and (call.deadline_s or inf) < self._limit_s
+            own = (call.deadline_s or inf) < self._limit_s
             trace.impatient = own and error.code is Code.DEADLINE_EXCEEDED
             raise
         except BaseException:  # a cancelled task or a closed generator; who has all of it may close it, too

@@ -43,6 +43,9 @@ class TextIntake(RequestValidator):
         if call.prompt is not None and not isinstance(call.prompt, str):
             role, model = next(iter(self.endpoints.items()))
             raise invalid("prompt", f"token ids need the tokens of the models, and {model!r} ({role}) is an endpoint")
+        if not call.add_special_tokens:
+            role, model = next(iter(self.endpoints.items()))
+            raise invalid("add_special_tokens", f"must be true: {model!r} ({role}) is an endpoint, which reads texts")
         refuse_contrast(call, *next(iter(self.endpoints.items())))
         call = with_context(call)
         plan = self._plan_of(call)

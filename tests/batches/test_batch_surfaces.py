@@ -144,9 +144,9 @@ async def test_a_response_is_kept_where_its_line_says_so_and_can_be_followed(tmp
     store = house.service.responses = open_responses(kept_in(tmp_path))
     assert store is not None
     async with house.open():
-        client = house.client("acme")
 
-        async def answered(*bodies: dict[str, Any]) -> list[dict[str, Any]]:
+        async def answered(*bodies: dict[str, Any], tenant: str = "acme") -> list[dict[str, Any]]:
+            client = house.client(tenant)
             batch = await begin(client, lines_of("/v1/responses", list(bodies)), endpoint="/v1/responses")
             batch = await ended(client, batch.id)
             rows = await content(client, batch.output_file_id) + await content(client, batch.error_file_id)
@@ -160,6 +160,8 @@ async def test_a_response_is_kept_where_its_line_says_so_and_can_be_followed(tmp
         followed, refused = await answered(*after)
         assert followed["previous_response_id"] == kept["id"]
         assert refused["error"]["param"] == "previous_response_id"
+        [foreign] = await answered(after[0], tenant="other")
+        assert foreign["error"]["param"] == "previous_response_id"
 
 
 def test_a_job_without_a_server_takes_lines_of_all_surfaces(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_what_a_line_says_goes_before_what_the_command_says(tmp_path: Path) -> N
     [one, two] = rows(tmp_path / "in.jsonl", '{"prompt": "a", "max_tokens": 1}\n"b"', defaults)
     assert (one.body["max_tokens"], two.body["max_tokens"]) == (1, 7)
     assert one.body["decoding"] == {"method": "plain"}
+    [three] = rows(tmp_path / "in.jsonl", json.dumps({**CHAT, "max_completion_tokens": 2}), defaults)
+    assert (three.body.get("max_tokens"), three.body["max_completion_tokens"]) == (None, 2)
 
 
 def test_parquet_rows_are_requests(tmp_path: Path) -> None:

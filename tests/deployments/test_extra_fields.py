@@ -57,6 +57,20 @@ async def test_fields_of_the_other_endpoint_are_refused_by_name(http: httpx.Asyn
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 
+async def test_fields_of_another_endpoint_that_ask_for_nothing_are_ignored(http: httpx.AsyncClient) -> None:
+    others: dict[str, Any] = {"tools": [], "parallel_tool_calls": True, "continue_final_message": False}
+    asked: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        (CHATS, CHAT, {"echo": False, "audio": None, "best_of": 1, "add_special_tokens": False}),
+        (COMPLETIONS, TEXT, {**others, "chat_template_kwargs": {}, "add_special_tokens": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3}, {"echo": False, "logprobs": False}),
+    )
+    for path, body, more in asked:
+        answer = await http.post(path, json={**body, **more})
+        assert answer.status_code == 200, answer.text
+    refused = await http.post(COMPLETIONS, json={**TEXT, "parallel_tool_calls": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "parallel_tool_calls")
+
+
 def test_no_field_is_in_two_classes() -> None:
     for body in (ChatBody, CompletionBody):
         assert not set(body.model_fields) & (IGNORED_FIELDS | set(UNSUPPORTED))
@@ -115,6 +129,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"bad_word_ids": [[1]]}, "bad_word_ids"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"add_special_tokens": "perhaps"}, "add_special_tokens"),
 ]
 
 

@@ -368,6 +368,15 @@ async def test_a_deadline_of_the_callers_own_is_told_from_the_servers(
     assert values(service.metrics)["turnout_requests_total"] == {("demo", outcome): 1}
 
 
+async def test_so_is_that_of_a_call_that_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make_service()
+    monkeypatch.setattr(service._backends["demo"], "score", lambda _: asyncio.Event().wait())
+    with pytest.raises(TurnoutError) as late:
+        await service.score(ScoreCall("r", "demo", "a", ("b",), deadline_s=0.01))
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+    assert values(service.metrics)["turnout_requests_total"] == {("demo", "CALLER_DEADLINE"): 1}
+
+
 async def test_only_what_a_model_answers_is_counted_as_requests(tmp_path: Path) -> None:
     """As over gRPC, whose other calls have never been."""
     service = Logged(tmp_path).service

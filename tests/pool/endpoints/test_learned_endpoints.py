@@ -160,4 +160,6 @@ def test_texts_are_read_alike_each_time_and_a_long_one_by_its_ends():
     assert np.array_equal(vector, read_text("Prove 12 + 3 = 15!\nGrüezi")[0])
     long = "a " * MOST_CHARS
     assert np.array_equal(read_text(long)[0], read_text(f"{long[:MOST_CHARS]}b{long[MOST_CHARS:]}")[0])
+    [place] = np.nonzero(read_text("a")[0])[0]  # CRC-32 of "a" is 0xe8b7be43, in every process
+    assert (place, read_text("a")[0][place]) == (0xE8B7BE43 % NUM_BUCKETS, 1.0)
     assert np.array_equal(read_text("")[0], np.zeros(NUM_BUCKETS, dtype=np.float32))
