@@ -170,7 +170,8 @@ def _work(job: Job, fresh: bool, as_json: bool) -> None:
     if summary.failed:
         out.print(f"{summary.failed} lines failed: {summary.errors}")
     used = _used(summary.completion_tokens, summary.cached_share, summary.cost_of_large)
-    out.print(f"{summary.rate:.1f} lines/s, {used}")
+    # of embeddings, scores and rankings no work is counted
+    out.print(", ".join([f"{summary.rate:.1f} lines/s", *([used] if summary.cost_of_large else [])]))
 
 
 def _figures(progress: Progress) -> list[str]:
