@@ -88,17 +88,22 @@ return 1
 
 # Limits of a tenant that several processes keep together. KEYS: account, a hash: of each rate, what has not drained and
 # when that was so; of each process, how many requests of a class run, and when it last said so. A process that has said
-# nothing for a while has ended: what ran in it does not count.
+# nothing for a while has ended: what ran in it does not count. Of clocks that differ, a rate drains by the one
+# that is ahead; one that is by more than a minute, in which every rate drains, was wrong.
 _limits = """
 local account, now, process = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local function number(name) return tonumber(redis.call('hget', account, name) or 0) end
 local function level(name, limit)
-  return math.max(number(name) - math.max(now - number(name .. ':at'), 0) * limit / 60000, 0)
+  local at = number(name .. ':at')
+  if at > now + 60000 then return 0 end
+  return math.max(number(name) - math.max(now - at, 0) * limit / 60000, 0)
 end
 local function use(name, limit, amount)
   if limit <= 0 then return end
-  redis.call('hset', account, name, string.format('%.6f', math.max(level(name, limit) + amount, 0)))
-  redis.call('hset', account, name .. ':at', now)
+  local used, at = math.max(level(name, limit) + amount, 0), number(name .. ':at')
+  if at < now or at > now + 60000 then at = now end
+  redis.call('hset', account, name, string.format('%.6f', used))
+  redis.call('hset', account, name .. ':at', at)
 end
 local function keep()
   redis.call('hset', account, 'seen:' .. process, now)
@@ -116,11 +121,11 @@ local limits = {requests = tonumber(ARGV[5]), tokens = tonumber(ARGV[6])}
 local most, needed, kept = tonumber(ARGV[7]), {requests = 1, tokens = tonumber(ARGV[8])}, tonumber(ARGV[9])
 local busy, fields = 0, redis.call('hgetall', account)
 for i = 1, #fields, 2 do
-  local whose = string.match(fields[i], '^running:' .. class .. ':(.*)$')
-  if whose and now - number('seen:' .. whose) > silence then
-    redis.call('hdel', account, fields[i])
+  local whose = string.match(fields[i], '^seen:(.*)$')
+  if whose and now - tonumber(fields[i + 1]) > silence then
+    redis.call('hdel', account, fields[i], 'running:interactive:' .. whose, 'running:batch:' .. whose)
   elseif whose then
-    busy = busy + tonumber(fields[i + 1])
+    busy = busy + number('running:' .. class .. ':' .. whose)
   end
 end
 if most >= 0 and busy >= most then return {'concurrency', 0, 0} end

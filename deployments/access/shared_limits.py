@@ -11,9 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 from deployments.access.lease import Lease
@@ -25,7 +25,7 @@ from turnout.access_config import TenantLimits
 from turnout.config import TurnoutConfig
 from turnout.errors import Code, TurnoutError
 
-CALL_S = 0.5  # for one call of the store
+CALL_S = 0.5  # for one call of the store; as long a request waits for it
 BEAT_S = 2.0  # between two reports of what runs
 SILENCE_S = 10.0  # after which a process has ended, and what ran in it
 CONCURRENCY_RETRY_S = 1.0
@@ -35,10 +35,21 @@ log = logging.getLogger("ray.serve")
 
 @dataclass(slots=True)
 class _Held:
-    """A request that runs: the limits that it was let in by, and tokens of it that the store knows of."""
+    """A request that runs: the limits that it was let in by, and what of it was counted here: itself, and tokens."""
 
     limits: Limits
-    reported: int
+    requests: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Use:
+    """Use of one tenant here: requests that run, by class; requests and tokens that the store does not know of."""
+
+    limits: Limits
+    running: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    tokens: int = 0
 
 
 class SharedLimits:
@@ -56,7 +67,7 @@ class SharedLimits:
         # One thread makes all calls, so that the store learns of them in the order in which they are made here.
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="shared limits")
         self._held: dict[Lease, _Held] = {}
-        self._running: dict[str, Counter[str]] = {}
+        self._uses: dict[str, _Use] = {}
         self._reached = True
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="shared limits beat", daemon=True).start()
@@ -75,17 +86,21 @@ class SharedLimits:
         if limits.requests_per_minute is limits.tokens_per_minute is limits.concurrency is None:
             yield
             return
-        loop = asyncio.get_running_loop()
+        # Nothing waits longer for a store that is slow: `_take` and `_give_back` leave it alone then.
+        taking = asyncio.wrap_future(self._caller.submit(self._take, lease, limits, time.monotonic() + CALL_S))
         error: BaseException | None = None
         try:
-            await asyncio.shield(loop.run_in_executor(self._caller, self._take, lease, limits))
+            done, _ = await asyncio.wait((taking,), timeout=CALL_S)
+            if done and (refusal := taking.result()) is not None:
+                raise refusal
             yield
         except BaseException as raised:
             error = raised
             raise
         finally:
-            # Not waited for: the answer is there. It comes after `_take`, also where that was not waited for.
-            self._caller.submit(self._give_back, lease, error)
+            with suppress(RuntimeError):  # it has been closed, and this request was cut off
+                # Not waited for: the answer is there. It comes after `_take`, also where that was not waited for.
+                self._caller.submit(self._give_back, lease, error, time.monotonic() + CALL_S)
 
     def close(self) -> None:
         """Report what has ended, and let go of the store."""
@@ -93,49 +108,64 @@ class SharedLimits:
         self._caller.shutdown()
         self._accounts.close()
 
-    def _take(self, lease: Lease, limits: TenantLimits) -> None:
+    def _take(self, lease: Lease, limits: TenantLimits, until: float) -> TurnoutError | None:
+        """Count a request that begins, in the store only before `until`; returns its refusal."""
         tenant, needed = lease.call.tenant, lease.charged
         most = Limits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)
-        with self._faults():
-            now_ms, deadline = self._now_ms(), time.monotonic() + CALL_S
-            refused = self._accounts.take(tenant, lease.priority, most, needed, lease.kept, now_ms, deadline)
-            if refused is not None:
-                raise _exceeded(refused, limits)
-        self._running.setdefault(tenant, Counter())[lease.priority] += 1
-        self._held[lease] = _Held(most, needed)
+        held = _Held(most, 0, 0)
+        if time.monotonic() < until:
+            with self._faults():
+                now_ms, deadline = self._now_ms(), time.monotonic() + CALL_S
+                refused = self._accounts.take(tenant, lease.priority, most, needed, lease.kept, now_ms, deadline)
+                if refused is not None:
+                    return _exceeded(refused, limits)
+                held = _Held(most, 1, needed)
+        use = self._uses.setdefault(tenant, _Use(most))
+        use.running[lease.priority] += 1
+        self._held[lease] = held
+        return None
 
-    def _give_back(self, lease: Lease, error: BaseException | None) -> None:
+    def _give_back(self, lease: Lease, error: BaseException | None, until: float) -> None:
+        """Count a request that has ended; the store learns of it now, or from the next beat where it is late."""
         held = self._held.pop(lease, None)
         if held is None:  # it had no place
             return
         tenant = lease.call.tenant
-        self._running[tenant][lease.priority] -= 1
+        self._uses[tenant].running[lease.priority] -= 1
         tokens, requests = lease.unused(error)
-        self._report(tenant, held.limits, lease.charged - tokens - held.reported, -requests)
-        if not self._running[tenant].total():
-            del self._running[tenant]
+        self._count(tenant, held, 1 - requests, lease.charged - tokens)
+        if time.monotonic() < until:
+            self._report(tenant)
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
             with suppress(RuntimeError):  # it has just been closed
-                self._caller.submit(self._report_all)
+                wait((self._caller.submit(self._report_all),))  # one at a time, however slow the store is
 
     def _report_all(self) -> None:
         """Say what runs here, and what it has used since it was last said."""
-        more: Counter[str] = Counter()
-        limits: dict[str, Limits] = {}
         for lease, held in self._held.items():
-            tenant, charged = lease.call.tenant, lease.charged
-            more[tenant] += charged - held.reported
-            held.reported, limits[tenant] = charged, held.limits
-        for tenant, each in limits.items():
-            self._report(tenant, each, more[tenant], 0)
+            self._count(lease.call.tenant, held, 1, lease.charged)
+        for tenant in list(self._uses):
+            self._report(tenant)
 
-    def _report(self, tenant: str, limits: Limits, tokens: int, requests: int) -> None:
+    def _count(self, tenant: str, held: _Held, requests: int, tokens: int) -> None:
+        use = self._uses[tenant]
+        use.limits = held.limits
+        use.requests += requests - held.requests
+        use.tokens += tokens - held.tokens
+        held.requests, held.tokens = requests, tokens
+
+    def _report(self, tenant: str) -> None:
+        use = self._uses[tenant]
+        used = use.requests, use.tokens
+        # Not said again after a fault: it may have been heard, and a store that was away long would refuse for as long.
+        use.requests = use.tokens = 0
         with self._faults():
             deadline = time.monotonic() + CALL_S
-            used = requests, tokens
-            self._accounts.report(tenant, self._running[tenant], limits, used, self._now_ms(), deadline)
+            self._accounts.report(tenant, use.running, use.limits, used, self._now_ms(), deadline)
+            if not use.running.total():
+                del self._uses[tenant]
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,10 +16,11 @@ from deployments.access.admission import Admission
 from deployments.access.callers import Callers
 from deployments.access.lease import Lease
 from deployments.access.shared_limits import SharedLimits, open_shared_limits
-from kvstore.fakes import MemoryByteStore
+from kvstore.fakes import FaultyStore, MemoryByteStore, PassOn, Plan
 from kvstore.keys import Keyring
 from kvstore.opening import connect_store
 from kvstore.redis.embedded import EmbeddedServer
+from kvstore.scripts import ALL_FIELDS
 from tests.deployments.access.kit import house_config, write_house
 from tests.deployments.access.test_admission import call, usage
 from turnout.config import TurnoutConfig
@@ -29,6 +31,20 @@ from turnout.errors import Code, TurnoutError
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(tmp_path_factory.mktemp("redis"), 32 << 20) as running:
         yield running
+
+
+class HeldStore(PassOn):
+    """A store whose scripts wait until it is let go."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.free = threading.Event()
+        self.calls = 0
+
+    def script(self, *args: Any) -> Any:
+        self.calls += 1
+        assert self.free.wait(30)
+        return super().script(*args)
 
 
 class Process:
@@ -56,6 +72,21 @@ class Process:
     def told(self) -> None:
         """Wait until the store knows what has ended."""
         self.shared._caller.submit(lambda: None).result()
+
+    def beat(self) -> None:
+        self.shared._caller.submit(self.shared._report_all).result()
+
+    def behind(self, kind: type[Any]) -> Any:
+        """Have the store lie behind one of another kind from now on."""
+        accounts = self.shared._accounts
+        accounts._store = kind(accounts._store)
+        return accounts._store
+
+    def account(self, tenant: str = "a") -> dict[str, str]:
+        accounts = self.shared._accounts
+        fields = accounts._store.script(ALL_FIELDS, [accounts._key(tenant)], [], time.monotonic() + 5)
+        words = [each.decode() for each in fields]
+        return dict(zip(words[::2], words[1::2], strict=True))
 
     def close(self) -> None:
         self.shared.close()
@@ -146,8 +177,78 @@ async def test_what_ran_in_a_process_that_ended_does_not_count(make: Any) -> Non
             pass
         y.told()
         x.now = y.now
-        x.shared._caller.submit(x.shared._report_all).result()  # it was alive, and says so
+        x.beat()  # it was alive, and says so
         await y.refused()
+
+
+async def test_nothing_is_kept_of_processes_that_ended(make: Any) -> None:
+    x, y = make(concurrency=2)
+    async with x.answering(), x.answering(priority="batch"):
+        y.now += shared_limits.SILENCE_S + 1
+        async with y.answering():
+            y.told()
+            assert {name.rpartition(":")[2] for name in y.account()} == {"y"}
+
+
+async def test_a_clock_that_is_behind_does_not_let_a_rate_drain_twice(make: Any) -> None:
+    x, y = make(requests_per_minute=4)
+    x.now += 30
+    for process in (x, x, y, x):
+        async with process.answering():
+            process.told()
+    for process in (x, y):
+        await process.refused()
+    x.now, y.now = x.now + 15, y.now + 15
+    async with x.answering():
+        pass
+    await y.refused()
+
+
+async def test_a_clock_that_was_wrong_does_not_hold_a_tenant_up(make: Any) -> None:
+    x, y = make(requests_per_minute=1)
+    x.now += 86400
+    async with x.answering():
+        x.told()
+    async with y.answering():
+        pass
+    await y.refused()
+
+
+async def test_a_store_that_hangs_holds_up_no_request(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = make(requests_per_minute=10, tokens_per_minute=1000)
+    monkeypatch.setattr(shared_limits, "CALL_S", 0.02)
+    held = x.behind(HeldStore)
+    for _ in range(3):
+        async with x.answering() as lease:
+            lease.served((usage(10, 90),))
+    assert held.calls == 1  # nothing else waited for it
+    monkeypatch.setattr(shared_limits, "CALL_S", 5.0)
+    held.free.set()
+    x.told()
+    x.beat()
+    assert held.calls <= 4
+    assert float(y.account()["requests"]) == pytest.approx(3)
+    assert float(y.account()["tokens"]) == pytest.approx(300)
+
+
+async def test_a_place_that_could_not_be_given_back_is_with_the_next_beat(make: Any) -> None:
+    x, y = make(concurrency=1)
+    faulty = x.behind(FaultyStore)
+    async with x.answering():
+        x.told()
+        faulty.plan = Plan(faults=("late", None))
+    x.told()
+    await y.refused()
+    x.beat()
+    async with y.answering():
+        pass
+    assert not x.shared._uses
+
+
+async def test_what_ends_after_the_close_ends(make: Any) -> None:
+    [x, _] = make(concurrency=1)
+    async with x.answering():
+        x.shared.close()
 
 
 async def test_without_its_store_each_process_keeps_limits_by_itself(make: Any) -> None:
