@@ -24,6 +24,7 @@ from ray.serve.schema import LoggingConfig
 from actors.ray_start import start_ray
 from deployments.build_info import this_program
 from deployments.cluster_checks import node_offers
+from deployments.deadline import BACKSTOP_S
 from deployments.embedded_store import EmbeddedStore, start_store
 from deployments.grpc_wire import MAX_MESSAGE_BYTES
 from deployments.ingress import Ingress
@@ -46,13 +47,11 @@ from deployments.starting import Tell, run_until_up, silent
 from deployments.version_check import Origin, begin
 from turnout.addresses import http_url, reachable
 from turnout.calls import PoolStats
-from turnout.config import PoolConfig, TurnoutConfig, load_config
+from turnout.config import PoolConfig, ServerConfig, TurnoutConfig, load_config
 from turnout.errors import invalid
 
 APP_NAME = "turnout"
 ADD_TO_SERVER = "deployments.grpc_wire.add_to_server"
-# Our own deadline fires first and says which field; Serve's is for a stuck ingress.
-BACKSTOP_S = 15.0
 POLL_S = 0.1
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 # Beyond the grace: for processes to end.
@@ -111,7 +110,10 @@ def _begun(config: TurnoutConfig, load: PoolLoader) -> serve.Application:
 
 @dataclass
 class RunningServer:
-    """A served application. `stop` ends what `start` began, and nothing else."""
+    """A served application. `stop` ends what `start` began, and nothing else.
+
+    `listens` says where an ingress that listens itself does; None: Serve's proxy listens.
+    """
 
     grpc_address: str
     http_url: str
@@ -119,7 +121,7 @@ class RunningServer:
     temp_dir: Path | None = None
     grace_s: float = 5.0
     store: EmbeddedStore | None = None
-    direct: bool = False
+    listens: ServerConfig | None = None
 
     def stats(self) -> dict[str, list[PoolStats]]:
         """What each replica of each pool holds right now; nothing of a pool that has none.
@@ -148,8 +150,10 @@ class RunningServer:
             TurnoutError: a pool failed to load; INVALID_ARGUMENT: Serve's proxy listens, and is to make room, or the
                 other way round.
         """
-        if bool(config.server.ingress_processes) != self.direct:
+        if bool(config.server.ingress_processes) != (self.listens is not None):
             raise invalid("server.ingress_processes", "cannot change from or to 0 while the server runs")
+        if self.listens is not None:
+            config = config.model_copy(update={"server": _at(self.listens, config.server)})
         if self.store is not None:
             config = self.store.joined(config)
         deploy(config, load)
@@ -167,6 +171,11 @@ class RunningServer:
                 shutil.rmtree(self.temp_dir, ignore_errors=True)
             if self.store is not None:
                 self.store.stop()
+
+
+def _at(addresses: ServerConfig, server: ServerConfig) -> ServerConfig:
+    """Other settings, at the addresses of these."""
+    return server.model_copy(update=addresses.model_dump(include={"grpc_port", "http_port", "http_host"}))
 
 
 def end_app(grace_s: float) -> None:
@@ -199,7 +208,7 @@ def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = si
         pools=tuple(config.pools),
         temp_dir=temp_dir,
         grace_s=config.server.shutdown_grace_s,
-        direct=config.server.ingress_processes > 0,
+        listens=config.server if config.server.ingress_processes else None,
     )
     try:
         for line in check_room(config, all_bundles(config), node_offers(), None):

@@ -14,9 +14,10 @@ from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from deployments.app import ADD_TO_SERVER, APP_NAME, BACKSTOP_S, RunningServer, check_behind_proxies, run_app
+from deployments.app import ADD_TO_SERVER, APP_NAME, RunningServer, check_behind_proxies, run_app
 from deployments.build_info import this_program
 from deployments.cluster_checks import check_clocks, check_nodes, growth, node_offers
+from deployments.deadline import BACKSTOP_S
 from deployments.placement_check import check_room
 from deployments.pool_deployment import PoolLoader, load_engine
 from deployments.pool_options import all_bundles

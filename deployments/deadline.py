@@ -9,6 +9,9 @@ from typing import Any, Self
 from deployments.backend import Batch
 from turnout.errors import Code, TurnoutError
 
+# Our own deadline fires first and says which field; what is beyond it is for a stuck ingress, and for slow readers.
+BACKSTOP_S = 15.0
+
 
 class Deadline:
     """One point in time for a whole request.

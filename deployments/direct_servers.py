@@ -2,7 +2,7 @@
 
 Several such processes of a machine share each port (SO_REUSEPORT): the kernel gives every new connection to one of
 them. What Serve's proxies do for an ingress behind them is done here: ids of requests, their probe, reflection, and a
-request that its client leaves is cancelled.
+request is cancelled when its client leaves, or takes too long to read the answer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.deadline import BACKSTOP_S
 from deployments.grpc_server import GrpcServicer, RefusedError
 from deployments.grpc_wire import MAX_MESSAGE_BYTES, add_to_server
 from deployments.request_fields import REQUEST_ID_HEADER
@@ -55,9 +56,10 @@ class DirectServers:
 
     def __init__(self, config: ServerConfig, app: ASGIApp, servicer: GrpcServicer) -> None:
         self._config = config
+        most_s = config.request_timeout_s + BACKSTOP_S
         self._http = uvicorn.Server(
             uvicorn.Config(
-                CancelledWithClient(RequestIds(app)),
+                CancelledWithClient(RequestIds(app), most_s),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
                 access_log=False,
@@ -65,7 +67,7 @@ class DirectServers:
                 server_header=False,
             )
         )
-        self._servicer = _DirectServicer(servicer)
+        self._servicer = _DirectServicer(servicer, most_s)
         self._serving: asyncio.Task[None] | None = None
         self._rpc: grpc.aio.Server | None = None
 
@@ -153,10 +155,15 @@ def _unbound(field: str, where: str, reason: str) -> TurnoutError:
 
 
 class _DirectServicer:
-    """The methods of a servicer as gRPC itself calls them: a refused stream ends without an exception."""
+    """The methods of a servicer as gRPC itself calls them: a refused stream ends without an exception.
 
-    def __init__(self, servicer: GrpcServicer) -> None:
-        self._servicer = servicer
+    Args:
+        servicer: has them.
+        most_s: seconds after which a stream is cut off: its deadline is for us, not for how its client reads.
+    """
+
+    def __init__(self, servicer: GrpcServicer, most_s: float) -> None:
+        self._servicer, self._most_s = servicer, most_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method: Callable[..., Any] = getattr(self._servicer, name, _unimplemented)
@@ -164,11 +171,17 @@ class _DirectServicer:
             return method
 
         async def stream(data: bytes, context: Any) -> AsyncGenerator[Any, None]:
+            task = asyncio.current_task()
+            assert task is not None
+            too_long = asyncio.get_running_loop().call_later(self._most_s, task.cancel)
             # Its code and details are in the context; after an exception gRPC would log it, and send its text.
             with suppress(RefusedError):
-                async with aclosing(method(data, context)) as messages:
-                    async for message in messages:
-                        yield message
+                try:
+                    async with aclosing(method(data, context)) as messages:
+                        async for message in messages:
+                            yield message
+                finally:
+                    too_long.cancel()
 
         return stream
 
@@ -194,9 +207,8 @@ class RequestIds:
             return
         headers = MutableHeaders(scope=scope)
         request_id = headers.get(REQUEST_ID_HEADER)
-        if request_id is None:
-            request_id = str(uuid4())
-            headers.append(REQUEST_ID_HEADER, request_id)
+        if not request_id:
+            headers[REQUEST_ID_HEADER] = request_id = str(uuid4())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -207,10 +219,15 @@ class RequestIds:
 
 
 class CancelledWithClient:
-    """ASGI middleware: a request whose client leaves before its answer is whole is cancelled."""
+    """ASGI middleware: a request whose client leaves before its answer is whole is cancelled.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Args:
+        app: answers.
+        most_s: seconds after which an answer is cut off: its deadline is for us, not for how its client reads.
+    """
+
+    def __init__(self, app: ASGIApp, most_s: float) -> None:
+        self._app, self._most_s = app, most_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -219,7 +236,8 @@ class CancelledWithClient:
             return
         watched = _Watched(receive, send)
         try:
-            await self._app(scope, watched.receive, watched.send)
+            async with asyncio.timeout(self._most_s):
+                await self._app(scope, watched.receive, watched.send)
         except asyncio.CancelledError:
             if not watched.was_left:
                 raise

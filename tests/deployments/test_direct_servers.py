@@ -6,13 +6,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 
+from deployments import app as application
 from deployments.app import RunningServer, check_behind_proxies
-from deployments.direct_servers import DirectServers
+from deployments.direct_servers import CancelledWithClient, DirectServers, _DirectServicer
 from deployments.grpc_server import GrpcServicer
 from deployments.http import build_http
 from deployments.service import GenerationService
@@ -121,6 +123,42 @@ async def test_a_request_is_cancelled_when_its_client_leaves() -> None:
     assert await requests_of(service) == 0
 
 
+async def test_an_answer_whose_client_does_not_read_is_cut_off() -> None:
+    """Its deadline is none: that runs while the pool is waited for."""
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        finally:
+            ended.append("http")
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await CancelledWithClient(app, 0.01)({"type": "http"}, never, never)
+
+    class Servicer(GrpcServicer):
+        async def StreamGenerate(self, data: bytes, grpc_context: Any) -> Any:
+            try:
+                yield data
+            finally:
+                ended.append("grpc")
+
+    async def write() -> None:
+        async for _ in _DirectServicer(Servicer(), 0.01).StreamGenerate(b"", None):
+            await never()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(write())
+
+    async def both() -> bool:
+        return ended == ["http", "grpc"]
+
+    await until(both, "both have ended")
+
+
 async def test_a_refused_stream_has_its_code_and_nothing_of_our_inside() -> None:
     config = ports()
     async with (
@@ -149,8 +187,10 @@ async def test_answers_name_their_request_and_probes_are_answered() -> None:
         assert (await client.get("/-/healthz")).text == "success"
         named = await client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine"})
         assert (named.headers["x-request-id"], named.json()["id"]) == ("mine", "cmpl-mine")
-        own = await client.post("/v1/completions", json=BODY)
-        assert own.json()["id"] == f"cmpl-{own.headers['x-request-id']}"
+        for headers in ({}, {"X-Request-Id": ""}):
+            own = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert own.json()["id"] == f"cmpl-{own.headers['x-request-id']}"
+            assert len(own.headers.get_list("x-request-id")) == 1
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port"])
@@ -170,6 +210,17 @@ def test_only_a_local_run_may_listen_itself_and_only_from_its_start_on() -> None
     with pytest.raises(TurnoutError, match="must be 0 on a cluster") as refusal:
         check_behind_proxies(config)
     assert refusal.value.field == "server.ingress_processes"
-    for running, wanted in ((False, config), (True, make_config())):
+    for running, wanted in ((None, config), (config.server, make_config())):
         with pytest.raises(TurnoutError, match="cannot change"):
-            RunningServer("", "", ("demo",), direct=running).update(wanted)
+            RunningServer("", "", ("demo",), listens=running).update(wanted)
+
+
+def test_an_update_stays_at_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed: list[ServerConfig] = []
+    monkeypatch.setattr(application, "deploy", lambda config, _: deployed.append(config.server))
+    at = ports(ingress_processes=1)
+    wanted = make_config(ingress_processes=3, request_timeout_s=7.0)
+    RunningServer("", "", ("demo",), listens=at).update(wanted)
+    [found] = deployed
+    assert (found.http_port, found.grpc_port) == (at.http_port, at.grpc_port)
+    assert (found.ingress_processes, found.request_timeout_s) == (3, 7.0)

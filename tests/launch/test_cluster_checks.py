@@ -12,10 +12,11 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from deployments import cluster, cluster_checks
 from deployments import placement_check as fitting
-from deployments.app import ADD_TO_SERVER, BACKSTOP_S
+from deployments.app import ADD_TO_SERVER
 from deployments.build_info import Program, compare, this_program
 from deployments.cluster import check_listening
 from deployments.cluster_checks import growth, off_by
+from deployments.deadline import BACKSTOP_S
 from deployments.placement_check import HEAD_MARK, Growth, NodeType, check_room
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import Code, TurnoutError

@@ -18,6 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from actors.placement import bundles, check_hosts
 from deployments import app as application
+from deployments.deadline import BACKSTOP_S
 from deployments.telemetry.catalogue import CONVENTIONS, QUEUED, SERVING
 from tests.launch.test_cluster_files import exported
 from turnout.config import parse_config
@@ -116,7 +117,7 @@ def test_ports_and_times_agree(
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] > config.server.shutdown_grace_s + 15
     assert {each["targetPort"]: each["port"] for each in manifests["Service"]["spec"]["ports"]} == ports
     assert config.server.http_host == serve["http_options"]["host"] == "0.0.0.0"
-    backstop = config.server.request_timeout_s + application.BACKSTOP_S
+    backstop = config.server.request_timeout_s + BACKSTOP_S
     assert serve["http_options"]["request_timeout_s"] == serve["grpc_options"]["request_timeout_s"] == backstop
     assert re.search(rf"^EXPOSE {config.server.http_port} {config.server.grpc_port}$", DOCKERFILE, re.MULTILINE)
 
@@ -179,7 +180,7 @@ def test_a_servers_ports_times_and_configuration_agree() -> None:
     assert config.server.http_host == "0.0.0.0"
     assert spec["terminationGracePeriodSeconds"] > config.server.shutdown_grace_s + 15
     assert found["HTTPRoute"]["spec"]["rules"][0]["timeouts"]["request"] == (
-        f"{config.server.request_timeout_s + application.BACKSTOP_S:g}s"
+        f"{config.server.request_timeout_s + BACKSTOP_S:g}s"
     )
     (mount,) = [each["mountPath"] for each in pod["volumeMounts"] if each["name"] == "config"]
     assert pod["args"] == ["turnout", "serve", f"{mount}/turnout.yaml"]
