@@ -10,10 +10,12 @@ from prometheus_client import Metric
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.service import GenerationService
+from deployments.serve_internals import answers_of_all
+from deployments.service import HEALTH_TIMEOUT_S, GenerationService
 from deployments.telemetry import process_metrics
 
-ANSWER_S = 8.0  # that processes have to answer: a little longer than a pool has to say what it holds
+# That processes have to answer; the oldest, which asks the pools, a little longer than these have. A scrape has ten.
+COUNTED_S, POOLS_S = 3.0, HEALTH_TIMEOUT_S + 0.5
 
 Counted = tuple[int, str, list[Metric]]
 
@@ -43,18 +45,16 @@ class IngressGroup:
 
     async def exposition(self) -> bytes:
         """All metrics of all processes as text; one that does not answer is left out."""
-        answers = [self.counted(), *(each for each in await self._asked("counted") if isinstance(each, tuple))]
+        answers: list[Counted] = [self.counted(), *await self._asked(COUNTED_S, "counted")]
         own = process_metrics.render({name: families for _, name, families in answers})
         _, oldest, _ = min(answers, key=lambda each: each[:2])
         if oldest == self._name:
             return own + await self._exposition.of_pools()
-        return own + b"".join(each for each in await self._asked("of_pools", oldest) if isinstance(each, bytes))
+        return own + b"".join(filter(None, await self._asked(POOLS_S, "of_pools", oldest)))
 
-    async def _asked(self, method: str, *args: Any) -> list[Any]:
-        """What all processes answer; an exception for each that does not."""
+    async def _asked(self, timeout_s: float, method: str, *args: Any) -> list[Any]:
+        """What those processes answer that do in time."""
         if self._handle is None:
             context = serve.get_replica_context()
             self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        asked = self._handle.broadcast(method, *args)
-        answers: list[Any] = await asked.results_async(timeout_s=ANSWER_S, return_exceptions=True)
-        return answers
+        return await answers_of_all(self._handle.broadcast(method, *args), timeout_s)

@@ -7,6 +7,7 @@ module: Serve pickles it by value.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
@@ -18,7 +19,12 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.serve._private.common import ReplicaState
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.context import _get_global_client
-from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import (
+    DeploymentBroadcastResponse,
+    DeploymentHandle,
+    DeploymentResponse,
+    DeploymentResponseGenerator,
+)
 
 __all__ = ["ReplicaState", "is_ipv6"]
 
@@ -76,6 +82,27 @@ def cancel(response: DeploymentResponse | DeploymentResponseGenerator) -> None:
     choice = getattr(response, "_replica_result_future", None)
     if choice is not None and choice.done() and not choice.cancelled() and choice.exception() is None:
         choice.result().cancel()
+
+
+async def answers_of_all(asked: DeploymentBroadcastResponse, timeout_s: float) -> list[Any]:
+    """Return what those replicas answer that do in time; of Serve's own `results_async`, one that hangs leaves nothing.
+
+    Args:
+        asked: of all replicas.
+        timeout_s: seconds that they have.
+    """
+    until = asyncio.get_running_loop().time() + timeout_s
+    try:
+        async with asyncio.timeout_at(until):
+            replicas = await asked._fetch_replica_results_async()
+    except TimeoutError:
+        return []
+    answers = [asyncio.ensure_future(each.get_async()) for each in replicas]
+    if answers:
+        _, late = await asyncio.wait(answers, timeout=until - asyncio.get_running_loop().time())
+        for each in late:
+            each.cancel()
+    return [each.result() for each in answers if each.done() and not each.cancelled() and each.exception() is None]
 
 
 def free_resources() -> list[dict[str, float]]:

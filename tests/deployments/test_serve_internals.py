@@ -14,7 +14,13 @@ from ray.serve import context
 from ray.serve._private.common import ReplicaState, RequestMetadata
 from ray.serve._private.controller import ServeController
 from ray.serve._private.handle_options import InitHandleOptions
-from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve._private.replica_result import ReplicaResult
+from ray.serve.handle import (
+    DeploymentBroadcastResponse,
+    DeploymentHandle,
+    DeploymentResponse,
+    DeploymentResponseGenerator,
+)
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from deployments import serve_internals
@@ -37,6 +43,8 @@ PARAMETERS: list[tuple[Any, str, list[str]]] = [
     (RequestRouter, "update_replicas", ["self", "replicas"]),
     (DeploymentHandle, "options", ["stream", "response_serialization"]),
     (DeploymentHandle, "_init", ["kwargs"]),
+    (DeploymentBroadcastResponse, "_fetch_replica_results_async", ["self"]),
+    (ReplicaResult, "get_async", ["self"]),
     (InitHandleOptions, "__init__", ["_run_router_in_separate_loop"]),
     (RunningReplica, "try_send_request", ["self", "pr", "with_rejection"]),
 ]
@@ -108,3 +116,36 @@ async def test_a_call_that_is_cancelled_as_it_reaches_a_replica_is_cancelled_the
     await asyncio.wait([reading])
     assert reading.cancelled()
     assert choice.result().cancelled
+
+
+class Replica:
+    """One of those that are asked; without an answer it hangs."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> Any:
+        if self._answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+class Asked:
+    def __init__(self, *replicas: Replica, hangs: bool = False) -> None:
+        self._replicas, self._hangs = replicas, hangs
+
+    async def _fetch_replica_results_async(self) -> list[Replica]:
+        if self._hangs:
+            await asyncio.Event().wait()
+        return list(self._replicas)
+
+
+async def test_a_replica_that_hangs_or_fails_leaves_the_answers_of_the_others() -> None:
+    asked: Any = Asked(Replica("a"), Replica(), Replica(RuntimeError("gone")), Replica("b"))
+    assert await serve_internals.answers_of_all(asked, 0.05) == ["a", "b"]
+    nobody: Any = Asked()
+    assert await serve_internals.answers_of_all(nobody, 0.05) == []
+    unreached: Any = Asked(hangs=True)
+    assert await serve_internals.answers_of_all(unreached, 0.05) == []
