@@ -247,8 +247,11 @@ async def test_a_place_that_could_not_be_given_back_is_with_the_next_beat(make: 
 
 async def test_what_ends_after_the_close_ends(make: Any) -> None:
     [x, _] = make(concurrency=1)
-    async with x.answering():
+    async with x.answering() as lease:
         x.shared.close()
+        lease.served((usage(10, 15),))
+    assert lease.usage == usage(10, 15)
+    assert x.admission.held()["running"] == 0
 
 
 async def test_without_its_store_each_process_keeps_limits_by_itself(make: Any) -> None:
