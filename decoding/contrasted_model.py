@@ -147,7 +147,7 @@ class ContrastedModel(WrappedModel):
             self._followers[seq] = [self._follower(seq, reader.prompt) for reader in self._readers[1:]]
         followers = self._followers[seq]
         for reader, follower in zip(self._readers[1:], followers, strict=True):
-            if missing := seq.answer[len(follower.generated) :]:
+            if missing := seq.tokens[seq.num_prompt_tokens + len(follower.generated) :]:
                 follower.append_plain(missing, reader.model.name, reader.model.num_parameters)
         return [seq, *followers]
 

@@ -28,6 +28,16 @@ class PreparedContrast:
     part: Contrast
     prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest prompt; 0 without any."""
+        return max(map(len, self.prompts.values()), default=0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all of its prompts."""
+        return sum(map(len, self.prompts.values()))
+
     def of_call(self, call: GenerateCall, share: Share) -> RequestContrast:
         """Return what methods see; each prompt has the scope of its own tokens in the cache."""
         prompts = {name: StreamPrompt(ids, shared(share, call, list(ids))) for name, ids in self.prompts.items()}
@@ -76,7 +86,7 @@ def prepare_contrast(
 
 
 def render_contrast(
-    part: Contrast, call: GenerateCall, prompt: list[int], tokenizer: TextTokenizer, vocab_size: int, most: int
+    part: Contrast, call: GenerateCall, prompt: list[int], tokenizer: TextTokenizer, vocab_size: int, max_length: int
 ) -> PreparedContrast:
     """Return a contrast with its prompts as token ids.
 
@@ -88,7 +98,7 @@ def render_contrast(
         prompt: the request's.
         tokenizer: the pool's.
         vocab_size: ids allowed are below this.
-        most: tokens that fit the context with the answer.
+        max_length: most tokens of a stream's prompt and the answer.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: the request lacks what a stream is made of; OUT_OF_RANGE: a stream does not fit.
@@ -99,10 +109,9 @@ def render_contrast(
     asked = _asked(call, tokenizer)
     for name, changed in part.prompts(asked).items():
         ids = _encoded(_changed(call, asked, changed), tokenizer, vocab_size) or prompt[-1:]
-        if len(ids) > most:
-            raise out_of_range(
-                FIELD, f"the stream {name!r} of {part.name!r} has {len(ids)} tokens; at most {most} fit the context"
-            )
+        if len(ids) >= max_length:
+            fitting = f"at most {max_length - 1} fit the context of {max_length}"
+            raise out_of_range(FIELD, f"the stream {name!r} of {part.name!r} has {len(ids)} tokens; {fitting}")
         found[name] = tuple(ids)
     return PreparedContrast(part, found)
 

@@ -12,12 +12,13 @@ from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
 from pool.contrast import PreparedContrast, prepare_contrast, render_contrast
 from pool.processors import with_processors
-from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_context, with_suffix
+from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
 from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
 from pool.resume import check_delivered
 from pool.text import LONG, TextTokenizer
 from router.decision import Decision
+from turnout.call_context import with_context
 from turnout.calls import AUTO, GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.pool_config import USUAL_ROLES
@@ -169,8 +170,8 @@ class RequestValidator:
         )
         if part is None:
             return made
-        room = self.max_length - most
-        return replace(made, contrast=render_contrast(part, call, prompt, self.tokenizer, self.vocab_size, room))
+        contrast = render_contrast(part, call, prompt, self.tokenizer, self.vocab_size, self.max_length)
+        return replace(made, contrast=contrast, max_tokens=min(most, self.max_length - contrast.longest))
 
     def _in_format(self, call: GenerateCall) -> GenerateCall:
         """The call whose answers may call tools in the way of the pool's models."""
