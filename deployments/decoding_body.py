@@ -37,7 +37,11 @@ class Decoding(BodyPart):
         ),
     ] = None
     context: Annotated[
-        str, Field(description="text that the question is about; stands before the prompt or the last user message")
+        str,
+        Field(
+            description="text that the question is about; stands before the prompt or the last user message",
+            json_schema_extra={"x-read-by": "contrast"},
+        ),
     ] = ""
     structure: Annotated[
         dict[str, Any] | None, Field(description=f"what the text must fit: one of {', '.join(public_kinds())}")
@@ -45,7 +49,11 @@ class Decoding(BodyPart):
 
 
 def request_parts() -> dict[str, Any]:
-    """JSON schema of the fields of `Decoding` that choose parts: a list of them where its type is array, else one."""
+    """JSON schema of the fields of `Decoding` that choose parts, or that these read.
+
+    A field of a part has the key `x-slot`, and is a list where its type is array; one that a slot's parts read has
+    `x-read-by`.
+    """
     schema = Decoding.model_json_schema()
-    chosen = {name: field for name, field in schema["properties"].items() if "x-slot" in field}
+    chosen = {name: field for name, field in schema["properties"].items() if {"x-slot", "x-read-by"} & field.keys()}
     return {"type": "object", "properties": chosen, "$defs": {"PartChoice": schema["$defs"]["PartChoice"]}}

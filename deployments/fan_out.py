@@ -127,7 +127,7 @@ async def _echo(service: GenerationService, call: GenerateCall, billed: bool = F
     """The prompt as if it had been written, with its log-probabilities where they are asked for."""
     prompt = call.prompt if call.prompt is not None else ""
     if call.sampling.logprobs is None:
-        if isinstance(prompt, str) and call.sampling.truncate_prompt_tokens is None:
+        if isinstance(prompt, str) and call.sampling.truncate_prompt_tokens is None and not call.context:
             return Chunk(0, prompt, ())
         return Chunk(0, (await service.tokens(call))[1], ())
     ids, text, scored = await score_prompt(service, call, call.sampling.logprobs, billed)

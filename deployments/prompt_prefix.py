@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from contextlib import suppress
 
+from turnout.call_context import with_context
 from turnout.calls import GenerateCall
+from turnout.errors import TurnoutError
 
 DIGEST_BYTES = 6
 # Where prefixes end: each about 1.4 times as long as the one before. 64 bytes are about 16 tokens of text, and exactly
@@ -17,6 +20,8 @@ BYTES_PER_TOKEN = 4
 
 def prompt_bytes(call: GenerateCall) -> bytes:
     """A prompt as bytes, four to a token id, and about four to a token of text."""
+    with suppress(TurnoutError):  # a context that stands before nothing is refused later, by name
+        call = with_context(call)
     if call.messages is not None:
         return "".join(f"{turn.role}\x1f{turn.content}\x1e" for turn in call.messages).encode(errors="replace")
     if isinstance(call.prompt, str):

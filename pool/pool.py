@@ -143,7 +143,8 @@ class Pool:
                 async for event in events:
                     if untold:
                         untold = False
-                        yield Begun(len(prepared.prompt))
+                        contrast = prepared.contrast
+                        yield Begun(len(prepared.prompt), contrast.num_tokens if contrast is not None else 0)
                     self._rate.count(event)
                     yield _finished(event, queue_s, self) if isinstance(event, Usage) else event
         except BaseException as error:

@@ -7,30 +7,11 @@ from dataclasses import replace
 
 from decoding.text import continuation_ids, continue_with
 from pool.text import TextTokenizer
+from turnout.call_context import with_context
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall
 from turnout.errors import invalid, out_of_range
 from turnout.message_size import MOST_UNITS, units
-
-
-def with_context(call: GenerateCall) -> GenerateCall:
-    """The call with its context where models read it: before the prompt or the last user message, a blank line away.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: there is no text that it could stand before.
-    """
-    if not call.context:
-        return call
-    if call.messages is None:
-        if not isinstance(call.prompt, str):
-            raise invalid("context", "needs a prompt as text: put its token ids into the prompt")
-        return replace(call, prompt=f"{call.context}\n\n{call.prompt}", context="")
-    messages = list(call.messages)
-    last = max((place for place, turn in enumerate(messages) if turn.role == "user"), default=None)
-    if last is None:
-        raise invalid("context", "needs a message with role `user`")
-    messages[last] = replace(messages[last], content=f"{call.context}\n\n{messages[last].content}")
-    return replace(call, messages=tuple(messages), context="")
 
 
 def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> GenerateCall:
@@ -71,13 +52,17 @@ def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
 
 
 def num_chars(call: GenerateCall) -> int:
-    """Characters that are to be encoded."""
+    """Characters that are to be encoded; of a contrast, also token ids, which are decoded."""
+    apart = len(call.context)
+    if call.contrast is not None:
+        apart += sum(map(len, call.contrast.texts))
     if call.messages is None:
-        return len(call.context) + (len(call.prompt) if isinstance(call.prompt, str) else 0)
+        encoded = isinstance(call.prompt, str) or call.contrast is not None
+        return apart + (len(call.prompt or "") if encoded else 0)
     asked = sum(len(made.arguments) for turn in call.messages for made in turn.tool_calls)
     return (
         asked
-        + len(call.context)
+        + apart
         + sum(len(turn.content) + len(turn.reasoning) for turn in call.messages)
         + sum(len(tool.parameters) for tool in call.tools)
     )

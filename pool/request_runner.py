@@ -219,6 +219,7 @@ class RequestRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._handover is not None and self._handover.packed:
             moved = self._handover.moved([answer.sequence.meter for answer in self.answers])
+            moved = replace(moved, stream_meter=self._stream_meter)
             raise Interrupted("the replica has handed the call over", moved)
         usage = self._usage()
         _report(self, self._answered)
@@ -331,6 +332,7 @@ class RequestRunner:
             from pool.call_migration import unpack
 
             found = await unpack(call.moved, self._models.models, [answer.sequence for answer in self.answers])
+            self._stream_meter.merge(call.moved.stream_meter)
             self._notes.append(f"moved here with the cache of {found} tokens")
 
     async def _route(self, first: Answer, queue: _Events) -> ModelPool:

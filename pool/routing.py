@@ -20,6 +20,7 @@ from router.first_token_cache import primed
 from router.log import RouteLog
 from router.routing import Router
 from router.shadows import Shadows, deferring
+from turnout.call_context import with_context
 from turnout.calls import ChatMessage, Chunk, DriftReading, Event, GenerateCall, Usage
 from turnout.config import RoutingConfig
 from turnout.errors import Code, Interrupted, TurnoutError, invalid
@@ -53,7 +54,7 @@ class Routing:
             pool=self.intake.pool,
             tenant=call.tenant,
             session=call.session,
-            prompt_text=question_of(call, self.intake.tokenizer),
+            prompt_text=question_of(with_context(call), self.intake.tokenizer),
             limits=call.limits,
         )
         before = None if call.decided is None else Decision.of_json(call.decided, "decided")

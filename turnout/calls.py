@@ -105,11 +105,12 @@ class Moved:
 
     Attributes:
         caches: may be missing, in part or all; what is missing is computed.
-        meters: the work done so far, by answer.
+        meters: the work done so far, by answer; `stream_meter` is that for streams of contrasts.
     """
 
     caches: tuple[MovedCache, ...] = ()
     meters: dict[int, Meter] = field(default_factory=dict)
+    stream_meter: Meter = field(default_factory=Meter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,7 @@ class GenerateCall:
         method: decoding method; None is the pool's default: its routing where it has one. "auto" is the routing.
         params: the method's parameters, not yet validated.
         tenant: whose request it is.
-        sharing: with whom the tenant shares prefix caches; None: as is configured. The service sets it, from the
-            tenants file; what a front end puts there is not looked at.
+        sharing: with whom the tenant shares prefix caches, which the service sets; None: as is configured.
         logprobs: report per-token log-probabilities (count of alternatives is in `sampling.logprobs`).
         deadline_s: seconds this call may take; None is the server's limit.
         session: what the caller groups requests by, for routing; "" without.
@@ -149,8 +149,7 @@ class GenerateCall:
         tools: offered to the model by the chat template.
         template: what else the chat template gets.
         reasoning: where the thinking of a conversation's answer goes.
-        tool_choice: which of the tools is to be called, as it was asked: "", the model decides; none, required, or the
-            name of one. `sampling.structure` holds models of this engine to it.
+        tool_choice: which of the tools is to be called: "", the model decides; none, required, or the name of one.
         contrast: streams that the answering model's logits are combined with; None: there are none.
         context: text that the question is about, before the prompt or the last user message; "" without.
     """
@@ -331,9 +330,10 @@ class Regained:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Length of the prompt, with the first event of a call with `include_prompt_len`."""
+    """Lengths of the prompt and of a contrast's others, with the first event of a call with `include_prompt_len`."""
 
     prompt_tokens: int
+    stream_tokens: int = 0
 
 
 Event = Chunk | Usage | Failure | Decided | Regained | Begun

@@ -30,6 +30,11 @@ class PartChoice(BaseModel):
     def _as_given(self) -> str | dict[str, Any]:
         return {"name": self.name, **self.params} if self.params else self.name
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts among its parameters."""
+        return tuple(value for value in self.params.values() if isinstance(value, str))
+
     def find(self, package: str, field: str) -> type[Any]:
         """The class chosen, its parameters checked.
 

@@ -249,9 +249,10 @@ def estimated_tokens(call: AnyCall) -> int:
         return sum(map(_estimated, (call.prompt, *call.prompts, *call.completions)))
     if isinstance(call, EmbedCall):
         return sum(map(_estimated, call.input))
+    apart = sum(map(_estimated, (call.context, *(call.contrast.texts if call.contrast is not None else ()))))
     if call.messages is not None:
-        return sum(_estimated(turn.content) + TURN_TOKENS for turn in call.messages)
-    return _estimated(call.prompt or "")
+        return apart + sum(_estimated(turn.content) + TURN_TOKENS for turn in call.messages)
+    return apart + _estimated(call.prompt or "")
 
 
 def _estimated(text: str | tuple[int, ...]) -> int:

@@ -60,6 +60,7 @@ class Lease:
         began: when it was let in, by the admission's clock.
         sources: tokens that were written, as far as they came here, by the model that wrote them.
         prompt_tokens: those that were read, once it is known.
+        stream_tokens: those of the prompts of its contrast's streams, likewise.
         usage: what it used in all, once it is known.
     """
 
@@ -78,7 +79,7 @@ class Lease:
         self.call = call
         self.account = account
         self.sources: Counter[str] = Counter()
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.stream_tokens = 0
         self.usage: Usage | None = None
 
     @property
@@ -113,7 +114,7 @@ class Lease:
             elif isinstance(event, Usage):
                 self.usage = event
             elif isinstance(event, Begun):
-                self.prompt_tokens, begun = event.prompt_tokens, True
+                self.prompt_tokens, self.stream_tokens, begun = event.prompt_tokens, event.stream_tokens, True
         self._charge()
         return tuple(event for event in batch if not isinstance(event, Begun)) if begun else batch
 
@@ -162,9 +163,9 @@ class Lease:
         assert self._admission is not None
         assert self.account is not None
         if self.usage is not None:
-            used = self.usage.prompt_tokens + self.usage.completion_tokens
+            used = self.usage.prompt_tokens + self.stream_tokens + self.usage.completion_tokens
         else:
-            read = self.prompt_tokens or self.charged
+            read = self.prompt_tokens + self.stream_tokens if self.prompt_tokens else self.charged
             used = max(read + sum(self.sources.values()), self.charged)
         if used != self.charged:
             self._admission.charge(self.call.tenant, self.account, used - self.charged)

@@ -232,6 +232,8 @@ def _entry(trace: RequestTrace, label: str, texts: bool) -> dict[str, Any]:
         entry["completion_tokens"] = trace.lease.sources.total()
     if texts:
         entry["prompt"] = _prompt(call)
+        if isinstance(call, GenerateCall) and call.context:
+            entry["context"] = call.context
     return entry
 
 

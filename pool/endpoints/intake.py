@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pool.contrast import refuse_contrast
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
-from pool.prompt_ids import with_context, with_suffix
+from pool.prompt_ids import with_suffix
 from pool.validation import PreparedRequest, RequestValidator, check_min_tokens, decided_sampling
 from router.decision import Decision
+from turnout.call_context import with_context
 from turnout.calls import GenerateCall, cache_class
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.registry import MethodInfo, MethodParams

@@ -17,7 +17,7 @@ DEPTH = 3
 INT64 = st.one_of(st.integers(-3, 40), st.integers(-(2**63), 2**63 - 1))
 DOUBLES = st.one_of(st.sampled_from([0.0, 0.5, 1.0, -1.0, math.nan, math.inf, -math.inf]), st.floats())
 TEXT = st.one_of(st.text(max_size=12), st.sampled_from(["1+1=", "a", "\u0000", "e\u0301", "𝄞"]))
-PROCESSORS = names("decoding.processors")
+PROCESSORS, CONTRASTS = names("decoding.processors"), names("decoding.contrast")
 # What the server knows by name, so that messages also get past the first check.
 KNOWN: dict[str, Any] = {
     "turnout.v1.GenerateRequest.model": st.sampled_from(["demo", "small", "large", "slow"]),
@@ -101,6 +101,8 @@ def _aimed(message: Message, aim: str, sampling: dict[str, Any]) -> Message:
         message.sampling.CopyFrom(pb.Sampling(**sampling))
         message.ClearField("limits")
         message.cache = ""
+        if message.HasField("contrast"):
+            message.contrast.CopyFrom(pb.Part(name=CONTRASTS[len(message.contrast.name) % len(CONTRASTS)]))
     if aim == "plain":
         message.ClearField("params")
         message.ClearField("structure")

@@ -101,8 +101,10 @@ async def test_every_part_of_a_request_is_listed_with_its_schema() -> None:
     transport = httpx.ASGITransport(app=build_http(make_service()))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         listed = (await client.get("/v1/methods")).json()["request"]
-    slots = {field["x-slot"] for field in listed["properties"].values()}
+    slots = {field["x-slot"] for field in listed["properties"].values() if "x-slot" in field}
     assert slots
+    assert {field.get("x-read-by") for field in listed["properties"].values()} - {None} <= slots
+    assert "context" in listed["properties"]
     assert {slot: set(listed["x-parts"][slot]) for slot in slots} == {
         slot: set(names(f"decoding.{slot}")) for slot in slots
     }

@@ -50,6 +50,14 @@ def test_equal_beginnings_have_equal_digests() -> None:
     assert longest(*chats) > len(LONG) / 1.5
 
 
+def test_a_context_begins_the_prompt() -> None:
+    first, second = (replace(call(question), context=LONG) for question in ("one", "another"))
+    assert longest(first, second) > len(LONG) / 1.5
+    assert longest(first, call(f"{LONG}\n\none")) > len(LONG) / 1.5
+    assert longest(first, replace(call("one"), context=f"x{LONG}")) == 0
+    assert prefixes(replace(call((1, 2)), context=LONG)) == prefixes(call((1, 2)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("prompt", ["", "short", (), (-1, 10**12), "\ud800" * 100])
 def test_no_prompt_is_too_strange(prompt: Any) -> None:
     assert all(len(digest) == DIGEST_BYTES for _, digest in prefixes(call(prompt)))

@@ -164,7 +164,9 @@ async def test_prompts_are_written_where_they_are_asked_for(tmp_path: Path) -> N
     logged = Logged(tmp_path, texts=True)
     await logged.service.generate(call())
     await logged.service.generate(replace(call(), prompt=(1, 2)))
-    assert [line["prompt"] for line in logged.lines()] == ["a secret question", [1, 2]]
+    await logged.service.generate(replace(call(), context="a secret context"))
+    assert [line["prompt"] for line in logged.lines()] == ["a secret question", [1, 2], "a secret question"]
+    assert [line.get("context") for line in logged.lines()] == [None, None, "a secret context"]
 
 
 def test_without_a_file_lines_go_through_serves_log() -> None:

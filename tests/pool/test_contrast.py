@@ -10,11 +10,13 @@ import pytest
 from deployments.grpc_messages import generate_call
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
+from pool.prompt_ids import num_chars
 from tests.engine.harness import answer, call_of
-from turnout.calls import ChatMessage, GenerateCall
+from turnout.calls import Begun, ChatMessage, GenerateCall
 from turnout.client_messages import generate_request
 from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
+from turnout.types import MOST_TOKENS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -50,6 +52,35 @@ async def test_refusals_name_the_field(pool: LocalPool, call: GenerateCall, fiel
         await answer(pool, call)
     assert (caught.value.field, said in caught.value.message) == (field, True), caught.value.message
     assert pool.stats().sequences == 0
+
+
+async def test_an_amateur_of_another_vocabulary_is_refused(pool: LocalPool) -> None:
+    foreign = replace(pool.intake(), foreign={"small": "small"})
+    with pytest.raises(TurnoutError, match=r"^contrast\.amateur: the vocabulary of 'small' is not the pool's$"):
+        foreign.prepare(asked("contrastive"))
+
+
+async def test_an_answer_has_the_room_that_the_longest_stream_leaves(pool: LocalPool) -> None:
+    """Where `max_tokens` is absent, the context would be filled."""
+    prepared = pool.intake().prepare(asked({"name": "cfg", "negative_prompt": "a" * 50}, max_tokens=MOST_TOKENS))
+    assert prepared.contrast is not None
+    stream = len(prepared.contrast.prompts["negative"])
+    assert (len(prepared.prompt) < stream, prepared.max_tokens) == (True, pool.max_length - stream)
+    prepared = pool.intake().prepare(asked("cad", CONTEXT, max_tokens=MOST_TOKENS))
+    assert prepared.max_tokens == pool.max_length - len(prepared.prompt)
+
+
+async def test_the_tokens_of_streams_are_reported_when_it_begins(pool: LocalPool) -> None:
+    call = replace(asked({"name": "cfg", "negative_prompt": "a" * 50}), include_prompt_len=True)
+    begun, *_ = [event async for event in pool.generate(call)]
+    stream = len(pool.tokenizer.encode("a" * 50))
+    assert begun == Begun(len(pool.tokenizer.encode("ab")), stream)
+
+
+async def test_long_texts_of_a_contrast_are_encoded_in_a_thread() -> None:
+    assert num_chars(asked({"name": "cfg", "negative_prompt": "a" * 50}, CONTEXT)) == 50 + len(CONTEXT) + 2
+    assert num_chars(asked("cfg", prompt=(65, 66))) == 2
+    assert num_chars(asked(None, prompt=(65, 66))) == 0
 
 
 async def test_a_context_stands_before_the_question(pool: LocalPool) -> None:

@@ -16,6 +16,7 @@ from tests.engine.harness import answer, call_of, pair_config, until
 from tests.engine.pools import _opened
 from tests.pool.resuming import METHODS, Client, run
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.part_choice import PartChoice
 
 # One loop for all: the models' locks belong to it.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,6 +98,23 @@ async def test_what_was_cached_is_not_computed_again(pool: LocalPool, other: Loc
     after = client.usage.models["large"].processed_tokens
     assert left <= after - before <= left + 8
     assert client.ids[0] == (await answer(other, call)).ids
+
+
+async def test_what_a_contrast_took_is_counted_where_it_moves_to(pool: LocalPool, other: LocalPool) -> None:
+    contrast = PartChoice.of("cad", alpha=2.0)
+    call = replace(call_of("ab. ab", "plain", **SAMPLED), contrast=contrast, context="ab 7.5 ab")
+    whole, client = await answer(pool, call), Client.of(call)
+    moved = await run(pool, call, client, 4)
+    assert moved is not None
+    here = [moved.meters[0], moved.stream_meter]
+    assert all(each.models["large"].processed_tokens > 0 for each in here)
+    left = SAMPLED["max_tokens"] - len(client.ids[0])
+    assert await run(other, replace(call, moved=moved), client, None) is None
+    assert client.ids[0] == whole.ids != (await answer(other, replace(call, contrast=None))).ids
+    assert client.usage is not None
+    after = client.usage.models["large"]
+    assert after.processed_tokens >= sum(each.models["large"].processed_tokens for each in here) + 2 * left - 2
+    assert after.generated_tokens == len(whole.ids)
 
 
 async def test_without_caches_it_is_computed(pool: LocalPool, other: LocalPool) -> None:

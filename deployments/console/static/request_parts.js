@@ -13,7 +13,7 @@ export class RequestParts {
   }
 
   counted() {
-    const count = Object.values(this.form.value).flat().length;
+    const count = Object.values(this.form.value).flat().filter((value) => value !== null).length;
     this.count.textContent = count ? `(${count})` : "";
   }
 

@@ -265,6 +265,7 @@ class PartList {
 
   // Places are of the parts that are sent: rows in which none is chosen are not.
   find(path) {
+    if (path === this.path) return this;
     const place = Number(path.slice(this.path.length + 1).split(".")[0]);
     const row = this.rows.filter((each) => each.value !== undefined)[place];
     if (!row) return this;
