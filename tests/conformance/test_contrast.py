@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from decoding.contrast.base import PACKAGE, Asked, Contrast, RequestContrast, StreamPrompt
-from decoding.contrasted_model import ContrastedModel, contrasted
+from decoding.contrast.base import PACKAGE, Asked, Contrast, RequestContrast, Stream, StreamPrompt
+from decoding.contrasted_model import LOGITS, contrasted
 from decoding.logits import choice_scores
-from decoding.model import ModelPool, ReadSpec, Request
+from decoding.model import ModelPool, Request
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from tests.conformance.parts import VOCAB, drafter_choice
@@ -70,6 +71,23 @@ async def answers(pool: ModelPool, contrast: RequestContrast | None, **sampling:
     return [each.sequence.answer for each in made]
 
 
+async def by_hand(pool: ModelPool, contrast: RequestContrast, seq: Sequence) -> torch.Tensor:
+    """The combined row after a sequence, [1, vocab]: every stream is read alone and from its start."""
+    rows = []
+    for stream in (Stream(), *contrast.part.streams(pool, pool.large)):
+        model = pool.by_role(stream.role) if stream.role else pool.large
+        prompt = contrast.prompts[stream.prompt].tokens if stream.prompt else seq.tokens[: seq.num_prompt_tokens]
+        alone = Sequence([*prompt, *seq.answer], SamplingParams(max_tokens=1), 0)
+        layers = frozenset() if stream.layer is None else frozenset({stream.layer})
+        [row] = await model.extend(alone, want=replace(LOGITS, hidden=layers))
+        for layer in layers:
+            [row] = await model.read(alone, row.hidden[layer][None], [()], LOGITS, normed=True)
+        model.release(alone)
+        assert row.logits is not None
+        rows.append(row.logits.float())
+    return contrast.part.combine(torch.stack(rows)[None], [RowContext(seq)])
+
+
 def logits_of(pool: ModelPool, name: str, params: dict[str, Any] | None, rows: int = ROWS) -> torch.Tensor:
     part = contrast_of(name, params).part
     streams = 1 + len(part.streams(pool, pool.large))
@@ -120,11 +138,8 @@ async def test_streams_keep_step(pool: ModelPool, name: str) -> None:
     request = await written(pool, contrast, seq)
     again = sequence(1)
     for token in seq.answer:
-        model = ContrastedModel(pool.large, pool, contrast, again)
-        [row] = await model.extend(again, want=ReadSpec(logits=True))
-        assert row.logits is not None
-        assert token == row.token == int(choice_scores(row.logits[None], [RowContext(again)]).argmax())
-        model.release(again)
+        logits = await by_hand(pool, contrast, again)
+        assert token == int(choice_scores(logits, [RowContext(again)]).argmax())
         again.append(Token(token, "large"))
     streams = len({(stream.role, stream.prompt) for stream in contrast.part.streams(pool, pool.large)} - {("", "")})
     assert bool(request.stream_meter.models) == (streams > 0)
