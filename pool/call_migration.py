@@ -67,9 +67,9 @@ class HandOver:
         """Whether any answer continues elsewhere."""
         return bool(self._meters)
 
-    def moved(self, meters: list[Meter]) -> Moved:
-        """What was packed, and of all answers the work that was done for them: these meters, where they ended here."""
-        return Moved(tuple(self._caches), {**dict(enumerate(meters)), **self._meters})
+    def moved(self, meters: list[Meter], streams: Meter | None = None) -> Moved:
+        """What was packed, and the work done: of all answers, these meters where they ended here, and for streams."""
+        return Moved(tuple(self._caches), {**dict(enumerate(meters)), **self._meters}, streams or Meter())
 
     async def pack(self, answer: int, seq: Sequence, whole: bool) -> None:
         """Take an answer's work along; the caches of its prompt only once for all answers.

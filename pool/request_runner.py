@@ -28,7 +28,7 @@ from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
 from pool.usage import merged, usage_of
 from pool.validation import PreparedRequest, ResolvedMethod
-from turnout.calls import Chunk, Decided, Event, Regained, Usage
+from turnout.calls import Chunk, Decided, Event, GenerateCall, Regained, Usage
 from turnout.cost import Meter
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.tracing import current, header, within
@@ -96,6 +96,14 @@ async def _pack(answers: list[Answer], handover: HandOver, put: Callable[[Answer
     except Exception as error:
         return error
     return None
+
+
+def _moved_streams(call: GenerateCall) -> Meter:
+    """The work that other replicas did for streams of a call's contrast."""
+    meter = Meter()
+    if call.moved is not None:
+        meter.merge(call.moved.stream_meter)
+    return meter
 
 
 def _end(answer: Answer, queue: _Events) -> None:
@@ -167,7 +175,7 @@ class RequestRunner:
         self._first_token_s, self._regained = 0.0, False
         self._notes = budget_notes(prepared.call, prepared.thinking)
         self._extra: dict[str, Any] = {}
-        self._stream_meter = Meter()
+        self._stream_meter = _moved_streams(prepared.call)
         self._running = running if running is not None else set()
         self._answered = answered
         self._tasks: list[asyncio.Task[None]] = []
@@ -218,8 +226,7 @@ class RequestRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._handover is not None and self._handover.packed:
-            moved = self._handover.moved([answer.sequence.meter for answer in self.answers])
-            moved = replace(moved, stream_meter=self._stream_meter)
+            moved = self._handover.moved([answer.sequence.meter for answer in self.answers], self._stream_meter)
             raise Interrupted("the replica has handed the call over", moved)
         usage = self._usage()
         _report(self, self._answered)
@@ -332,7 +339,6 @@ class RequestRunner:
             from pool.call_migration import unpack
 
             found = await unpack(call.moved, self._models.models, [answer.sequence for answer in self.answers])
-            self._stream_meter.merge(call.moved.stream_meter)
             self._notes.append(f"moved here with the cache of {found} tokens")
 
     async def _route(self, first: Answer, queue: _Events) -> ModelPool:

@@ -15,10 +15,9 @@ from deployments.access.usage_record import Spent, UsageRecord
 from tests.deployments.access.kit import house_config, with_time_to_retry, write_house
 from tests.deployments.access.test_tenants_file import until
 from turnout.access_config import Budget
-from turnout.calls import Begun, ChatMessage, Chunk, GenerateCall, ScoreCall, TokenOut, Usage
+from turnout.calls import ChatMessage, Chunk, GenerateCall, ScoreCall, TokenOut, Usage
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import Code, TurnoutError
-from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams, TokenKind
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
@@ -107,21 +106,6 @@ def test_tokens_are_charged_by_estimate_and_settled_with_the_truth(make: Any) ->
     assert error.retry_after_s == pytest.approx(60 * 60 / 100)
     desk.seconds += 36.1
     finish(desk.admit())
-
-
-def test_streams_of_a_contrast_are_charged_as_prompts_are(make: Any) -> None:
-    desk = make(tokens_per_minute=100)
-
-    def left() -> float:
-        found: float = desk.admission.left("a", desk.callers.limits("a"))["tokens_per_minute"]
-        return found
-
-    lease = desk.admit(context="x" * 20, contrast=PartChoice.of("cfg", negative_prompt="x" * 80))
-    assert left() == pytest.approx(100 - 10 - 5 - 20)
-    lease.served((Begun(16, 21),))
-    assert left() == pytest.approx(100 - 16 - 21)
-    finish(lease, prompt=16, completion=3)
-    assert left() == pytest.approx(100 - 16 - 21 - 3)
 
 
 def test_a_prompt_larger_than_the_rate_waits_for_an_empty_bucket(make: Any) -> None:
@@ -391,7 +375,6 @@ def test_without_the_section_nothing_is_counted(tmp_path: Path) -> None:
 
 def test_estimates() -> None:
     assert estimated_tokens(call("a", prompt=(1, 2, 3))) == 3
-    assert estimated_tokens(call("a", prompt=(1, 2, 3), context="x" * 9)) == 3 + 3
     assert estimated_tokens(call("a", prompt=None, messages=(ChatMessage("user", "x" * 9),))) == 3 + 4
     assert estimated_tokens(ScoreCall("r", "m", "abcd", ("ab", (1, 2)))) == 1 + 1 + 2
 
