@@ -139,6 +139,7 @@ class TagSplitter:
     def __init__(self, thinking: Thinking, spelled: Callable[[str], str] = str) -> None:
         self._begin, self._end = thinking.begin.token, thinking.end.token
         self._begin_text, self._end_text = spelled(thinking.begin.text), spelled(thinking.end.text)
+        self._spelled = spelled
         self._strips = thinking.strips
         self._held = ""
         self._trims = thinking.start == "inside"  # newlines that come next belong to the marker before them
@@ -150,7 +151,16 @@ class TagSplitter:
             return self._marked(text, self._begin_text)
         if self.phase is Phase.THINKING and token_id == self._end:
             return self._marked(text, self._end_text)
-        return [] if name else self.text(text)
+        if name and name not in self._marker_text:
+            return []
+        return self.text(self._spelled(name) if name else text)
+
+    @property
+    def _marker_text(self) -> str:
+        """The marker that this phase looks for in the text: special tokens in it are not shown otherwise."""
+        if self.phase is Phase.BEFORE and self._begin is None:
+            return self._begin_text
+        return self._end_text if self.phase is Phase.THINKING and self._end is None else ""
 
     def text(self, added: str) -> list[Piece]:
         """Take text that holds no marker that is a token."""

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product, takewhile
+from itertools import product
 from typing import Any, Protocol
 
 from turnout.errors import TurnoutError
@@ -118,7 +118,8 @@ class ToolTemplate:
 
     def shown(self, name: str) -> frozenset[int]:
         """Special tokens that the text of an answer with calls in a format shows by their names."""
-        return frozenset(self._special[each] for each in tool_format(name).special if each in self._special)
+        form = tool_format(name)
+        return frozenset(token_id for each, token_id in self._special.items() if form.shows(each))
 
     def filled(self, turns: list[Turn], tools: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
         """Return messages and tools as the template takes them.
@@ -242,21 +243,21 @@ class ToolTemplate:
 def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
     """Messages of which none has several calls: what is said and thought stands with the first of them."""
     made: list[Turn] = []
-    rest = list(turns)
-    while rest:
-        turn, rest = rest[0], rest[1:]
+    at = 0
+    while at < len(turns):
+        turn, at = turns[at], at + 1
         calls = turn.get("tool_calls", [])
         if len(calls) < 2:
             made.append(turn)
             continue
-        results = list(takewhile(lambda each: each["role"] == "tool", rest))
-        rest = rest[len(results) :]
+        results: dict[str | None, list[Turn]] = {}
+        while at < len(turns) and turns[at]["role"] == "tool":
+            results.setdefault(turns[at].get("tool_call_id"), []).append(turns[at])
+            at += 1
         for place, call in enumerate(calls):
             made.append({**(turn if place == 0 else {"role": turn["role"], "content": ""}), "tool_calls": [call]})
-            mine = [each for each in results if each.get("tool_call_id") == call["id"]]
-            results = [each for each in results if each not in mine]
-            made += mine
-        made += results
+            made += results.pop(call["id"], [])
+        made += [each for left in results.values() for each in left]
     return made
 
 

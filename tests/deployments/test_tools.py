@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from training.random_models import byte_tokenizer
 from turnout.calls import READ, ChatMessage, Chunk
 from turnout.errors import TurnoutError
 from turnout.structure import Structure
-from turnout.tool_formats import tool_format
+from turnout.tool_formats import tool_format, tool_formats
 from turnout.tool_formats.grammar import CallRules
 from turnout.tools import Tool, ToolCall
 from turnout.types import FinishReason
@@ -325,6 +326,36 @@ def test_markers_that_are_tokens_are_meant_and_shown(name: str, special: bool, t
     text = "".join(map(detokenizer.feed, ids))
     [call] = CallReader().whole(Chunk(0, text, (), FinishReason.STOP, tool_format=name)).tool_calls
     assert (call.name, call.arguments) == ("now", "{}")
+
+
+@pytest.mark.parametrize("name", sorted(tool_formats()))
+def test_marks_that_are_special_tokens_are_allowed_shown_and_read(name: str, tmp_path: Path) -> None:
+    """Whichever of a format's marks a vocabulary flags as special."""
+    form, made = tool_format(name), byte_tokenizer()
+    call = ToolCall("", "f", '{"a": "x </b> y"}')
+    written = [each.written([call]) for each in form.syntaxes]
+    marks = re.findall(r"<[^ <>=]+>|\[[A-Z_]+\]|\uff5cDSML\uff5c", "".join(written).replace("</b>", ""))
+    marks = [each for each in marks if each == "\uff5cDSML\uff5c" or "DSML" not in each]
+    made.add_tokens([AddedToken(each, special=True) for each in dict.fromkeys(marks)], special_tokens=True)
+    made.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    definition = tokenizer._bytes.for_structures() if tokenizer._bytes is not None else None
+    assert definition is not None
+    compiler = Compiler(Vocabulary(definition, tokenizer.eos_ids))
+    for text in written:
+        for required in (False, True):
+            said = "So <b>:\n" * (not required and name != "harmony" and not text.startswith("{"))
+            structure = in_format(CallRules({"f": schema}, required).structure, name)
+            assert structure is not None
+            ids = made.encode(said + text, add_special_tokens=False)
+            assert compiler.compile(structure).accepts(ids), (said, text)
+            detokenizer = tokenizer.detokenizer([1], shown=tokenizer.tools.shown(name))
+            shown = "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+            reader = CallReader({"f": schema})
+            read = reader.whole(Chunk(0, shown, (), FinishReason.STOP, tool_format=name))
+            assert read.text == said
+            assert [(each.name, each.arguments) for each in read.tool_calls] == [("f", call.arguments)]
 
 
 def test_calls_that_a_server_elsewhere_cut_are_text() -> None:

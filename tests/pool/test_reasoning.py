@@ -10,12 +10,13 @@ from typing import Any, get_args
 import pytest
 from tokenizers import AddedToken
 
+from decoding.thinking import Thinking, ThinkingWalk
 from deployments import grpc_messages
 from deployments.backend import merge
 from deployments.openai_format import ChatFormat, token_object, usage_object
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
-from pool.reasoning import bound, thinking_of
+from pool.reasoning import AnswerDetokenizer, _marker, answer_text, bound, thinking_of
 from pool.text import TextTokenizer
 from tests.engine.harness import pair_config
 from training.random_models import BYTE_VOCAB, CHAT_TEMPLATE, byte_tokenizer, llama_config, random_model
@@ -199,6 +200,28 @@ def test_history_and_markers_of_a_template(tmp_path: Path, special: bool) -> Non
     assert own is not None
     assert (own.begin.text, own.end.text, own.end.token) == ("(", ")", None)
     assert thinking_of("off", tokenizer) is None
+
+
+def test_markers_that_begin_with_a_special_token_are_found(tmp_path: Path) -> None:
+    """As Gemma 4's: the token is not shown otherwise, and the word after it is text."""
+    made = byte_tokenizer()
+    names = ["<|channel>", "<channel|>", "<|other>"]
+    made.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
+    made.chat_template = CHAT_TEMPLATE
+    made.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    thinking = Thinking(*(_marker(text, tokenizer) for text in ("<|channel>thought", "<channel|>")))
+    assert (thinking.begin.token, thinking.end.token) == (None, BYTE_VOCAB + 1)
+    ids = made.encode("<|channel>thought\nHm.<|other><channel|>Warm.<|channel>", add_special_tokens=False)
+    detokenizer = answer_text(tokenizer.detokenizer([1]), thinking, tokenizer)
+    assert isinstance(detokenizer, AnswerDetokenizer)
+    text = "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+    assert (text, detokenizer.take_reasoning()) == ("Warm.", "Hm.")
+    walk = ThinkingWalk(thinking, tokenizer)
+    for token in ids:
+        walk.feed(token)
+    assert walk.num_thought == len("\nHm.") + 1
+    assert walk.ended
 
 
 def test_fields_of_a_chat_say_where_thinking_goes() -> None:

@@ -30,8 +30,10 @@ TOKENIZERS = {
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_1",
     "openai-gpt-oss-120b": "gptoss",
 }
-FLAGGED = re.compile(r"<\|[^|<>\s'\"{}]{1,40}\|>|<\uff5c[^<>\s'\"]{1,40}?\uff5c>|\[/?[A-Z_]{2,24}\]|<s>|</s>")
-PLAIN = re.compile(r"</?(?:seed:|minimax:|mm:)?(?:think|tool_call|tool_response|arg_key|arg_value)>|\uff5cDSML\uff5c")
+FLAGGED = re.compile(
+    r"<\|[^|<>\s'\"{}]{1,40}\|?>|<[a-z_]{1,40}\|>|<\|\"\|>|\uff5cDSML\uff5c|<\uff5c[^<>\s'\"]{1,40}?\uff5c>|\[/?[A-Z_]{2,24}\]|<s>|</s>"
+)
+PLAIN = re.compile(r"</?(?:seed:|minimax:|mm:)?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 # What ends an answer: it is generated, and no part of the text.
 ENDS = re.compile(
     r"\s*(?:<\|(?:im_end|eot_id|eom_id|end|return|call|END_OF_TURN_TOKEN|end_of_text|role_end|message_sep|end_of_msg)\|>"

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from turnout.tool_formats import recognised, tool_format, tool_formats
 from turnout.tool_formats.base import JSON, MARKED
 from turnout.tool_formats.grammar import CallRules
 from turnout.tool_formats.json_scanner import JsonScanner
-from turnout.tool_formats.parser import NO_FUNCTIONS
+from turnout.tool_formats.parser import NO_FUNCTIONS, CallParser, Said
 from turnout.tool_formats.schemas import kind_of, kinds_of, parameters_of
 from turnout.tools import ToolCall
 from turnout.types import FinishReason
@@ -203,6 +204,31 @@ def test_of_any_text_each_character_is_said_or_in_a_call(name: str, data: st.Dat
         assert isinstance(json.loads(arguments), dict)
 
 
+class CountedMarkup:
+    """An expression that counts the characters it is given to search."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.searched = 0
+
+    def search(self, text: str, partial: bool) -> Any:
+        self.searched += len(text)
+        return self._inner.search(text, partial=partial)
+
+
+@pytest.mark.parametrize("name", ["command_r", "harmony"])
+def test_a_text_twice_as_long_is_searched_for_twice_as_long(name: str) -> None:
+    searched = []
+    for times in (2000, 4000):
+        form = tool_format(name)
+        markup = CountedMarkup(form.markup)
+        text = f"a{form.special[-1]}" * times
+        events = CallParser(replace(form, markup=markup)).feed(text, final=True)
+        assert "".join(each.text for each in events if isinstance(each, Said)) == "a" * times
+        searched.append(markup.searched)
+    assert searched[1] < 2.5 * searched[0]
+
+
 def test_a_stream_that_is_cut_gives_the_beginning_of_a_value_as_text() -> None:
     text = tool_format("qwen3_coder").written([ToolCall("", "f", '{"days": 34}')])
     functions = {"f": {"properties": {"days": {"type": "integer"}}}}
@@ -294,6 +320,14 @@ def test_channels_of_harmony_are_thinking_and_text() -> None:
         assert [(each.name, each.arguments) for each in chunks[-1].tool_calls] == [("now", '{"a": 1}')]
 
 
+V3 = (
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>",
+    "<\uff5cUser\uff5c>",
+    "<\uff5cAssistant\uff5c>",
+)
+
+
 @pytest.mark.parametrize(
     ("template", "vocabulary", "name"),
     [
@@ -309,6 +343,10 @@ def test_channels_of_harmony_are_thinking_and_text() -> None:
         ("", ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"), "harmony"),
         ("<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>", ("<tool_call>", "</tool_call>"), "qwen3_coder"),
         ("<start_function_call>call:{{ name }}<escape>", (), "function_gemma"),
+        ("<tool_call>{{ name }}<arg_key>{{ key }}</arg_key><arg_value>", ("<tool_call>", "</tool_call>"), "glm4"),
+        ("", ("<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>"), "glm4"),
+        ("{{ a }}", V3, "deepseek_v3"),
+        ("{{ a }}", (*V3, "\uff5cDSML\uff5c"), "deepseek_v32"),
         ("{{ tools }}", ("a",), "plain_json"),
     ],
 )

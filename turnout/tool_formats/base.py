@@ -99,6 +99,7 @@ class JsonArguments:
 
 
 JSON = JsonArguments()
+CALL = ToolCall("", "f", '{"a": "b", "c": 1}')  # has all that calls are written with
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class ToolFormat:
         syntaxes: ways that are read; the first one is how calls are described and written.
         signs: texts all of which stand in the chat templates of the family; empty: none shows it.
         tokens: tokens all of which the vocabularies of the family have; empty: none shows it.
-        special: special tokens that stand in the text of an answer.
+        special: special tokens that stand in the text of an answer, besides those that calls are written with.
         short_ids: whether ids of calls are nine letters and digits.
         single: whether an answer has one call at most.
         thinks: whether its grammar has the thinking as well, so that calls may follow that in the model's own way.
@@ -199,6 +200,14 @@ class ToolFormat:
         """Write calls as a model does."""
         return self.syntaxes[0].written(calls)
 
+    def shows(self, token: str) -> bool:
+        """Return whether an answer's text has a special token by its name: calls could not be read without."""
+        return token in self.special or token in self._example
+
+    @cached_property
+    def _example(self) -> str:
+        return "".join(each.written([CALL]) for each in self.syntaxes)
+
     def text_rules(self, literal: Literal) -> list[str]:
         """Rules for `text`, what is said instead of a call or before it, and TEXT, the same without special tokens."""
         bare = any(not each.mark for each in self.syntaxes)
@@ -216,6 +225,25 @@ class ToolFormat:
 def json_rule(schema: Any) -> str:
     """Return the right-hand side of a rule for JSON that fits a schema."""
     return f"%json {json.dumps({'x-guidance': JSON_FORM, **schema}, ensure_ascii=False)}"
+
+
+def pattern_of(text: str) -> str:
+    """Return a text as part of a terminal's expression."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
+
+
+def before_token(literal: str) -> tuple[str, str]:
+    """Cut a literal before its first special token: return the text before that, if any, and the rule of the rest."""
+    before, token, rest = literal.partition("<[")
+    return (json.loads(before), token + rest) if token and before else ("", literal)
+
+
+def ending_in(terminal: str, text: str) -> str:
+    """Return the rule for a terminal that is any text and ends in some, behind which a special token stands.
+
+    The text is no literal of its own: a lexer that takes the longest terminal would never get to it.
+    """
+    return f"{terminal}: /(.|\\n){'*' if text else '+'}{pattern_of(text)}/"
 
 
 def lenient(text: str) -> str:

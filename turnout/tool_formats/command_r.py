@@ -37,6 +37,6 @@ FORMAT = CommandR(
     (ACTIONS,),
     signs=(BEGIN, '"tool_name": "'),
     tokens=(BEGIN, END),
-    special=(BEGIN, END, *SAYS, *SAID),
+    special=(*SAYS, *SAID),
     markup=regex.compile("|".join(regex.escape(each) for each in (*SAYS, *SAID))),
 )

@@ -4,7 +4,6 @@ from turnout.tool_formats.base import NAME, CallSyntax, ToolFormat
 
 BEGIN, END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
 CALL, END_CALL, SEP = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>", "<\uff5ctool▁sep\uff5c>"
-MARKERS = (BEGIN, END, CALL, END_CALL, SEP)
 BLOCKS = CallSyntax(
     mark=BEGIN,
     begin=BEGIN,
@@ -13,4 +12,4 @@ BLOCKS = CallSyntax(
     separator="\n",
     end=END,
 )
-FORMAT = ToolFormat("deepseek_v3", (BLOCKS,), signs=(BEGIN, SEP, "```json"), tokens=(BEGIN, SEP), special=MARKERS)
+FORMAT = ToolFormat("deepseek_v3", (BLOCKS,), signs=(BEGIN, SEP, "```json"), tokens=(BEGIN, SEP))

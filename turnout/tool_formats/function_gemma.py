@@ -254,6 +254,4 @@ class EscapedScanner:
 
 
 CALL = CallSyntax(mark=BEGIN, open=f"{BEGIN}call:{NAME}", close=END, arguments=EscapedArguments(ESCAPE))
-FORMAT = ToolFormat(
-    "function_gemma", (CALL,), signs=(BEGIN, ESCAPE), tokens=(BEGIN, ESCAPE), special=(BEGIN, END, ESCAPE)
-)
+FORMAT = ToolFormat("function_gemma", (CALL,), signs=(BEGIN, ESCAPE), tokens=(BEGIN, ESCAPE))

@@ -10,7 +10,17 @@ from typing import Any
 
 from turnout.structure import Structure
 from turnout.tool_formats import tool_format
-from turnout.tool_formats.base import BREAK, ID, ID_PATTERN, NAME, CallSyntax, Literal, ToolFormat
+from turnout.tool_formats.base import (
+    BREAK,
+    ID,
+    ID_PATTERN,
+    NAME,
+    CallSyntax,
+    Literal,
+    ToolFormat,
+    before_token,
+    ending_in,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,9 @@ def grammar_of(rules: CallRules, special: Mapping[str, int], answer: str | None 
         elif not syntax.mark:
             starts.append(f"calls_{place}")
         elif before is None or form.thinks:
-            starts.append(f"text {literal(syntax.mark)} calls_{place}")
+            lead, mark = before_token(literal(syntax.mark))
+            starts.append(f"{f'SAID_{place}' if lead else 'text'} {mark} calls_{place}")
+            lines += [ending_in(f"SAID_{place}", lead)] if lead else []
         else:
             starts.append(f"said_{place} calls_{place}")
             lines.append(f"said_{place}[lazy]: TEXT {before}")

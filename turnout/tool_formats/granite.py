@@ -6,4 +6,4 @@ MARK = "<|tool_call|>"
 LIST = CallSyntax(
     mark=MARK, begin=f"{MARK}[", open=f'{{"name": "{NAME}", "arguments": ', close="}", separator=", ", end="]"
 )
-FORMAT = ToolFormat("granite", (LIST,), signs=(f"{MARK} followed by a JSON list",), tokens=(MARK,), special=(MARK,))
+FORMAT = ToolFormat("granite", (LIST,), signs=(f"{MARK} followed by a JSON list",), tokens=(MARK,))

@@ -52,7 +52,7 @@ FORMAT = Harmony(
     (TO_FUNCTION, *RECIPIENT_FIRST),
     signs=(f"{CHANNEL}commentary", "functions."),
     tokens=(CHANNEL, CONSTRAIN, MESSAGE, CALL),
-    special=(START, END, RETURN, CALL, CHANNEL, CONSTRAIN, MESSAGE),
+    special=(START, END, RETURN, CALL),
     single=True,
     thinks=True,
     markup=MARKUP,

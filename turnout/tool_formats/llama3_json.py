@@ -6,6 +6,4 @@ TAG = "<|python_tag|>"
 OPEN = f'{{"name": "{NAME}", "parameters": '
 BARE = CallSyntax(open=OPEN, close="}", separator="; ")
 TAGGED = CallSyntax(mark=TAG, begin=TAG, open=OPEN, close="}", separator="; ")
-FORMAT = ToolFormat(
-    "llama3_json", (BARE, TAGGED), signs=('{"name": function name, "parameters": ',), tokens=(TAG,), special=(TAG,)
-)
+FORMAT = ToolFormat("llama3_json", (BARE, TAGGED), signs=('{"name": function name, "parameters": ',), tokens=(TAG,))

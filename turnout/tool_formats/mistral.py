@@ -12,4 +12,4 @@ LIST = CallSyntax(
     end="]",
     ignored=r'(?:\s{0,16},\s{0,16}"id"\s{0,16}:\s{0,16}"[^"\\]{0,64}")?',
 )
-FORMAT = ToolFormat("mistral", (LIST,), signs=(MARK,), tokens=(MARK,), special=(MARK,), short_ids=True)
+FORMAT = ToolFormat("mistral", (LIST,), signs=(MARK,), tokens=(MARK,), short_ids=True)

@@ -11,6 +11,5 @@ FORMAT = ToolFormat(
     (NAMED, WITH_ID),
     signs=(MARK, ARGS),
     tokens=(MARK, ARGS),
-    special=(MARK, CALL_ID, ARGS),
     short_ids=True,
 )

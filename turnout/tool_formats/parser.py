@@ -45,6 +45,7 @@ class Ended:
     rest: str = ""
 
 
+AT_A_TIME = 2048  # characters: what a step searches and moves stays small however long an answer is
 NO_FUNCTIONS: Mapping[str, Any] = MappingProxyType({})
 Event = Said | Called | Argued | Ended
 
@@ -76,6 +77,11 @@ class CallParser:
             text: may be empty.
             final: whether the answer ends with it.
         """
+        starts = range(0, len(text) or 1, AT_A_TIME)
+        pieces = ((text[start : start + AT_A_TIME], final and start == starts[-1]) for start in starts)
+        return [event for piece in pieces for event in self._fed(*piece)]
+
+    def _fed(self, text: str, final: bool) -> list[Event]:
         self._text += text
         events: list[Event] = []
         while True:

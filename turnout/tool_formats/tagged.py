@@ -10,7 +10,7 @@ from typing import Any
 
 import regex
 
-from turnout.tool_formats.base import BLANKS, BREAK, Literal, json_rule
+from turnout.tool_formats.base import BLANKS, BREAK, Literal, before_token, ending_in, json_rule, pattern_of
 from turnout.tool_formats.schemas import as_json, kinds_of, listed, parameters_of, resolved, unfinished
 
 # Stand in a tag for a parameter's name, and for whether its value is text (`true`) or JSON (`false`).
@@ -114,11 +114,12 @@ class TaggedArguments:
             return [f"{name}: {name}_json {close} {after}", f"{name}_json: {json_rule(own)}"]
         terminal = name.upper()
         if "<[" in close:  # a token, which no text has
-            return [f"{name}: {terminal}? {close} {after}", rf"{terminal}: /(.|\n)+/"]
+            lead, rest = before_token(close)
+            return [f"{name}: {terminal}{'' if lead else '?'} {rest} {after}", ending_in(terminal, lead)]
         least, most = given.get("minLength", 0), given.get("maxLength")
         if kinds == STRING and (least or most is not None):
             length = f"{{{least},{'' if most is None else most}}}"
-            closed = re.escape(self.close).replace("\\\n", r"\n").replace("/", r"\/")
+            closed = pattern_of(self.close)
             return [
                 f"{name}: {name}_text {after}",
                 f"{name}_text[lazy]: {terminal}",
