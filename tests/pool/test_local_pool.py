@@ -109,12 +109,12 @@ async def test_a_long_prompt_is_encoded_while_others_are_answered(
     begun, go, used = threading.Event(), threading.Event(), list[TextTokenizer]()
     encode = TextTokenizer.encode
 
-    def held(tokenizer: TextTokenizer, text: str, parse_special: bool = True) -> list[int]:
+    def held(tokenizer: TextTokenizer, text: str, *args: bool) -> list[int]:
         if len(text) > LONG:
             used.append(tokenizer)
             begun.set()
             assert go.wait(30), "nobody else was answered meanwhile"
-        return encode(tokenizer, text, parse_special)
+        return encode(tokenizer, text, *args)
 
     monkeypatch.setattr(TextTokenizer, "encode", held)
     intake = replace(pool.intake(), max_length=10 * LONG)

@@ -152,6 +152,7 @@ NOT_CALIBRATED = {
     "verifiers": "judge, typical: trained or set with their artifact; `turnout train judge` reports the trade",
     "monitors": "a share of the large model is not theirs to set: enough's comes from the entropies of right and wrong"
     " answers (`turnout train enough`, four estimators and no target), and says when to stop",
+    "contrast": "pmi's and uscd's are nats and deviations of the authors; no second model writes by them",
     "processors": "xtc's is the caller's taste; there is nothing to be right about",
     "scorers": "set by step_speculation's own threshold",
     "selectors": "speed only",
