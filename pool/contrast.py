@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from decoding.contrast.base import PACKAGE, Asked, Contrast, RequestContrast, StreamPrompt
 from pool.prefix_stores import Share, shared
-from pool.prompt_ids import encode_prompt
+from pool.prompt_ids import encode_prompt, question_of
 from pool.text import TextTokenizer
+from turnout.call_context import last_user
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.errors import invalid, out_of_range
 from turnout.registry import IS_ROLE, MethodInfo, all_methods
@@ -118,12 +119,9 @@ def render_contrast(
 
 def _asked(call: GenerateCall, tokenizer: TextTokenizer) -> Asked:
     if call.messages is None:
-        assert call.prompt is not None
-        question = call.prompt if isinstance(call.prompt, str) else tokenizer.decode(call.prompt)
-        return Asked(question, call.context)
-    question = next((turn.content for turn in reversed(call.messages) if turn.role == "user"), "")
+        return Asked(question_of(call, tokenizer), call.context)
     first = call.messages[0]
-    return Asked(question, call.context, first.content if first.role == "system" else "")
+    return Asked(question_of(call, tokenizer), call.context, first.content if first.role == "system" else "")
 
 
 def _changed(call: GenerateCall, asked: Asked, changed: Asked) -> GenerateCall:
@@ -136,8 +134,7 @@ def _changed(call: GenerateCall, asked: Asked, changed: Asked) -> GenerateCall:
         context = "\n\n".join(each for each in (changed.system, changed.context) if each)
         return replace(call, context=context, prompt=call.prompt if kept else changed.question)
     messages = list(call.messages)
-    last = max((place for place, turn in enumerate(messages) if turn.role == "user"), default=None)
-    if last is not None:
+    if (last := last_user(messages)) is not None:
         messages[last] = replace(messages[last], content=changed.question)
     if asked.system:
         del messages[0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from decoding.text import continuation_ids, continue_with
 from pool.text import TextTokenizer
-from turnout.call_context import with_context
+from turnout.call_context import last_user, with_context
 from turnout.calls import GenerateCall, ScoreCall
 from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall
 from turnout.errors import invalid, out_of_range
@@ -22,10 +22,8 @@ def with_suffix(call: GenerateCall, suffix: str, tokenizer: TextTokenizer) -> Ge
             return replace(call, prompt=call.prompt + suffix)
         return replace(call, prompt=call.prompt + continue_with(tokenizer, suffix))
     messages = list(call.messages)
-    for place in reversed(range(len(messages))):
-        if messages[place].role == "user":
-            messages[place] = replace(messages[place], content=messages[place].content + suffix)
-            break
+    if (last := last_user(messages)) is not None:
+        messages[last] = replace(messages[last], content=messages[last].content + suffix)
     return replace(call, messages=tuple(messages))
 
 
@@ -46,7 +44,8 @@ def bad_word_ids(words: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[
 def question_of(call: GenerateCall, tokenizer: TextTokenizer) -> str:
     """The question as text: the prompt, or the last user message of a conversation."""
     if call.messages is not None:
-        return next((turn.content for turn in reversed(call.messages) if turn.role == "user"), "")
+        last = last_user(call.messages)
+        return "" if last is None else call.messages[last].content
     assert call.prompt is not None
     return call.prompt if isinstance(call.prompt, str) else tokenizer.decode(call.prompt)
 

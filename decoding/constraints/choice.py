@@ -17,7 +17,7 @@ class Choice(ConstraintKind):
     """See the module."""
 
     takes_json = True
-    examples: ClassVar = [('["yes", "no", "nobody"]', "no")]
+    examples: ClassVar = [('["yes", "no", "not yet"]', "no")]
 
     @classmethod
     def check_value(cls, value: str, field: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCH = """
-import sys, time
+import sys
 sys.path.append(sys.argv[1])
 from benchmarks import served
 from turnout.config import parse_config
@@ -19,14 +19,14 @@ served._wait_until_it_answers = lambda *_: None
 pair = {"models": {"a": {"path": "none"}, "b": {"path": "none"}}, "pools": {"demo": {"small": "a", "large": "b"}}}
 with served.running_server(parse_config(pair), "sleeper") as (pid, _):
     print(pid, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def test_a_bench_that_is_terminated_ends_its_server(tmp_path: Path) -> None:
-    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)\n", encoding="utf-8")
+    (tmp_path / "sleeper.py").write_text("import sys; sys.stdin.read()\n", encoding="utf-8")
     command = [sys.executable, "-c", BENCH, str(ROOT)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as bench:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as bench:
         assert bench.stdout is not None
         server = int(bench.stdout.readline())
         os.kill(server, 0)

@@ -125,8 +125,8 @@ async def test_rows_are_what_they_are_alone(pool: ModelPool, name: str) -> None:
     assert made.isfinite().all()
     for place, row in enumerate(rows):
         assert torch.equal(part.combine(logits[place : place + 1], [row])[0], made[place])
-    beside = [None, contrast_of(list(CONTRASTS)[list(CONTRASTS).index(name) - 1])]
-    together = [answers(pool, each, temperature=0.9) for each in (contrast_of(name), *beside)]
+    others = [None, contrast_of(list(CONTRASTS)[list(CONTRASTS).index(name) - 1])]
+    together = [answers(pool, each, temperature=0.9) for each in (contrast_of(name), *others)]
     assert await answers(pool, contrast_of(name), temperature=0.9) == (await asyncio.gather(*together))[0]
 
 

@@ -112,7 +112,7 @@ async def test_a_way_that_the_model_never_ends_well_is_not_taken_again() -> None
 
 @pytest.mark.parametrize("known", [False, True])
 async def test_an_answer_that_was_begun_elsewhere_is_ended(known: bool) -> None:
-    """It goes on from what is known of its beginning; where nothing is, nothing is learned of it."""
+    """It continues from what is known of its beginning; where nothing is, nothing is learned of it."""
     model, info, seq = table(), get_method("asap"), begun(3, {})
     if known:
         while A not in learned_children(model):

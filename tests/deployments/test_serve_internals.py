@@ -145,7 +145,7 @@ class Asked:
 async def test_a_replica_that_hangs_or_fails_leaves_the_answers_of_the_others() -> None:
     asked: Any = Asked(Replica("a"), Replica(), Replica(RuntimeError("gone")), Replica("b"))
     assert await serve_internals.answers_of_all(asked, 0.05) == ["a", "b"]
-    nobody: Any = Asked()
-    assert await serve_internals.answers_of_all(nobody, 0.05) == []
+    silent: Any = Asked()
+    assert await serve_internals.answers_of_all(silent, 0.05) == []
     unreached: Any = Asked(hangs=True)
     assert await serve_internals.answers_of_all(unreached, 0.05) == []

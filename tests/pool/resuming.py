@@ -24,7 +24,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("speculative", {"drafter": ["model_chain", "none"], "length": "fixed", "select": "ucb"}, True),
     ("speculative", {"drafter": "input_copy", "length": "svip", "fallback": "plain"}, True),
     ("random", {"share": 0.5}, True),
-    ("asap", {}, True),  # under a structure it learns, and goes on by what it knows by then
+    ("asap", {}, True),  # under a structure it learns, and continues from what it knows by then
     ("pearl", {}, True),
     ("pearl", {"verifier": "rejection", "draft_length": 3}, True),
     ("speculative", {"verifier": "rejection"}, False),
