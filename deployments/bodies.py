@@ -42,8 +42,13 @@ class Bodies:
         self._most_s = most_s
         self.slow: dict[str, dict[asyncio.Timeout, None]] = {}  # by tenant, the oldest first
 
-    async def read(self, request: Request, tenant: str) -> bytes:
+    async def read(self, request: Request, tenant: str, max_bytes: int | None = None) -> bytes:
         """The whole body.
+
+        Args:
+            request: whose body is read.
+            tenant: who sends it.
+            max_bytes: the largest; None: as for all.
 
         Raises:
             HTTPException: 415 where it is compressed; 413 where it is larger: at once, where its length is known, or as
@@ -51,15 +56,16 @@ class Bodies:
             TurnoutError: RESOURCE_EXHAUSTED: it is slow, and others that came later are, too.
         """
         check_encoding(request)
+        most = self._max_bytes if max_bytes is None else max_bytes
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            raise too_large(self._max_bytes)
+        if length.isdecimal() and int(length[:20]) > most:
+            raise too_large(most)
         parts = bytearray()
-        async with self.in_time(tenant, self._max_bytes):
+        async with self.in_time(tenant, most):
             async for part in request.stream():
                 parts += part
-                if len(parts) > self._max_bytes:
-                    raise too_large(self._max_bytes)
+                if len(parts) > most:
+                    raise too_large(most)
         return bytes(parts)
 
     @asynccontextmanager

@@ -17,13 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.types import Message
 
-from deployments.access.callers import Caller, CallerOf
+from deployments.access.callers import CallerOf
+from deployments.batches import message_batches_http
+from deployments.batches.counted import counted
 from deployments.batches.disk import named
 from deployments.batches.lines import ENDPOINTS
 from deployments.batches.records import BatchRecord
 from deployments.batches.runner import BatchRunner
 from deployments.batches.store import BatchStore
 from deployments.bodies import check_encoding
+from deployments.messages.http import BATCHES_PATH
 from deployments.schemas import read_json
 from turnout.batches_config import BatchesConfig
 from turnout.errors import Code, TurnoutError, invalid
@@ -73,6 +76,7 @@ def router(service: GenerationService, config: BatchesConfig | None) -> APIRoute
     routes = APIRouter(lifespan=working)
     _add_files(routes, store, service)
     _add_batches(routes, store, service)
+    message_batches_http.add_routes(routes, store, service)
     return routes
 
 
@@ -81,6 +85,7 @@ def _absent() -> APIRouter:
 
     @routes.api_route("/v1/files{rest:path}", methods=["GET", "POST", "DELETE"])
     @routes.api_route("/v1/batches{rest:path}", methods=["GET", "POST"])
+    @routes.api_route(f"{BATCHES_PATH}{{rest:path}}", methods=["GET", "POST", "DELETE"])
     async def refuse(rest: str) -> Response:
         raise TurnoutError(Code.NOT_FOUND, "this server takes no batches: its configuration has no section batches")
 
@@ -92,7 +97,7 @@ def _add_files(routes: APIRouter, store: BatchStore, service: GenerationService)
 
     @routes.post("/v1/files")
     async def upload(request: Request, caller: CallerOf) -> Response:
-        async with _counted(service, caller):
+        async with counted(service, caller):
             await asyncio.to_thread(store.check_room, caller.owner)
             form = await _form(request, caller.tenant, store.config.max_file_bytes)
         try:
@@ -140,7 +145,7 @@ def _add_files(routes: APIRouter, store: BatchStore, service: GenerationService)
 def _add_batches(routes: APIRouter, store: BatchStore, service: GenerationService) -> None:
     @routes.post("/v1/batches")
     async def create(request: Request, caller: CallerOf) -> Response:
-        async with _counted(service, caller):
+        async with counted(service, caller):
             wanted = _new_batch(await _body(request, caller.tenant))
         await asyncio.to_thread(store.file, caller.owner, wanted.input_file_id)
         now = int(time.time())
@@ -174,18 +179,6 @@ def _add_batches(routes: APIRouter, store: BatchStore, service: GenerationServic
             raise invalid("batch_id", f"{batch_id} has ended: it is {record.status}")
         await asyncio.to_thread(store.cancel, record)
         return JSONResponse((await asyncio.to_thread(store.batch, caller.owner, batch_id)).shown())
-
-
-@asynccontextmanager
-async def _counted(service: GenerationService, caller: Caller) -> AsyncIterator[None]:
-    """What is to be kept for a tenant is a request of it, and one in progress while its body comes.
-
-    Looking at what is kept counts as none: who waits for a batch does so again and again.
-    """
-    await service.precheck(caller)
-    service.admission.count(caller)
-    with service.admission.reading(caller):
-        yield
 
 
 def _new_batch(values: dict[str, Any]) -> NewBatch:

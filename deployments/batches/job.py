@@ -23,6 +23,7 @@ from deployments.batches.lines import (
     answer_line,
     beginning,
     failed,
+    id_in,
     not_asked,
     read_line,
     request_id_of,
@@ -112,16 +113,14 @@ class BatchJob:
         record.errors, record.request_counts = [], Counts()
         for number, data in self._lines():
             record.request_counts.total += 1
-            custom_id: str | None = None
             try:
                 line = self._line(number, data)
                 if line.custom_id in seen:
-                    custom_id = line.custom_id
-                    raise invalid("custom_id", f"{custom_id[:100]!r} is that of an earlier line")
+                    raise invalid("custom_id", f"{line.custom_id[:100]!r} is that of an earlier line")
                 seen.add(line.custom_id)
                 num_good += 1
             except TurnoutError as error:
-                self._refuse(journal, unread(number, request_id_of(record.id, number), custom_id, error), error)
+                self._refuse(journal, unread(number, request_id_of(record.id, number), id_in(data), error), error)
             if record.request_counts.total > self._store.config.max_requests:
                 message = f"input_file_id: a batch has at most {self._store.config.max_requests} lines"
                 record.errors.append(BatchFault(code="too_many_requests", message=message, param="input_file_id"))
@@ -201,7 +200,7 @@ class BatchJob:
         try:
             return self._line(number, data)
         except TurnoutError as error:
-            return unread(number, request_id_of(self.record.id, number), None, error)
+            return unread(number, request_id_of(self.record.id, number), id_in(data), error)
 
     async def _work(self, left: ReadAhead[Line | Result], journal: Journal) -> None:
         """One of those that answer lines, one after the other."""

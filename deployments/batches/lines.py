@@ -119,6 +119,14 @@ def checked_id(value: Any) -> str:
     return value
 
 
+def id_in(data: bytes) -> str | None:
+    """Return the `custom_id` of a line that is no request, if it has one."""
+    try:
+        return checked_id(read_json(data).get("custom_id"))
+    except TurnoutError:
+        return None
+
+
 def seed_of(seed: int, number: int) -> int:
     """The seed of a line that names none: the same each time the job is run.
 

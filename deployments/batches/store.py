@@ -173,6 +173,21 @@ class BatchStore:
         """Keep what has become of a batch."""
         _save(self._folder(record.owner, "batches") / f"{record.id}.json", record)
 
+    def delete_batch(self, record: BatchRecord) -> None:
+        """Forget a batch that has ended, its file and those of its answers.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT: it has not ended.
+        """
+        if not record.ended:
+            raise invalid("batch_id", f"{record.id} has not ended; cancel it first")
+        folder = self._folder(record.owner, "files")
+        for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
+            if file_id is not None:
+                _remove_file(folder, file_id)
+        with named(KEPT):
+            self._forget_batch(record)
+
     def batch(self, owner: str, batch_id: str) -> BatchRecord:
         """A batch of the tenant's.
 
@@ -228,29 +243,9 @@ class BatchStore:
             try:
                 with named(str(tenant)):
                     if tenant.is_dir():
-                        self._sweep(tenant, now)
+                        _sweep(tenant, now, self.config.retention_s)
             except TurnoutError as error:
                 log.error("%s: what is too old is not forgotten: %s", tenant, error)
-
-    def _sweep(self, tenant: Path, now: float) -> None:
-        oldest = now - self.config.retention_s
-        batches = _records(tenant / "batches", BatchRecord)
-        # A batch that another version wrote may still read any file.
-        known = len(batches) == len(list((tenant / "batches").glob("*.json")))
-        for batch in [each for each in batches if each.ended]:
-            shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
-            if batch.created_at < oldest:
-                (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
-        read = {each.input_file_id for each in batches if not each.ended}
-        for file in _records(tenant / "files", FileRecord):
-            if known and file.created_at < oldest and file.id not in read:
-                _remove_file(tenant / "files", file.id)
-        for path in (tenant / "files").glob("*"):
-            # What a process that ended in an upload left: half a file, or one without its record.
-            half = path.name.startswith(".") or not path.with_suffix(".json").exists()
-            with suppress(FileNotFoundError):  # an upload has ended meanwhile, or a file was deleted
-                if half and path.stat().st_mtime < now - LEFT_OVER_S:
-                    path.unlink()
 
     def _forget_batch(self, record: BatchRecord) -> None:
         shutil.rmtree(self.work_folder(record), ignore_errors=True)
@@ -293,6 +288,28 @@ def _made(name: str) -> Path:
     except OSError as error:
         raise invalid("batches.folder", f"cannot write {name}: {error.strerror}") from None
     return folder
+
+
+def _sweep(tenant: Path, now: float, retention_s: float) -> None:
+    """Forget what is too old of one tenant's folder."""
+    oldest = now - retention_s
+    batches = _records(tenant / "batches", BatchRecord)
+    # A batch that another version wrote may still read any file.
+    known = len(batches) == len(list((tenant / "batches").glob("*.json")))
+    for batch in [each for each in batches if each.ended]:
+        shutil.rmtree(tenant / "batches" / f"{batch.id}.work", ignore_errors=True)
+        if batch.created_at < oldest:
+            (tenant / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+    read = {each.input_file_id for each in batches if not each.ended}
+    for file in _records(tenant / "files", FileRecord):
+        if known and file.created_at < oldest and file.id not in read:
+            _remove_file(tenant / "files", file.id)
+    for path in (tenant / "files").glob("*"):
+        # What a process that ended in an upload left: half a file, or one without its record.
+        half = path.name.startswith(".") or not path.with_suffix(".json").exists()
+        with suppress(FileNotFoundError):  # an upload has ended meanwhile, or a file was deleted
+            if half and path.stat().st_mtime < now - LEFT_OVER_S:
+                path.unlink()
 
 
 def _records(folder: Path, form: type[Record]) -> list[Record]:

@@ -22,6 +22,7 @@ from turnout.errors import TurnoutError
 
 PATH = "/v1/messages"
 COUNT_PATH = f"{PATH}/count_tokens"
+BATCHES_PATH = f"{PATH}/batches"
 REQUEST_ID_HEADER = "request-id"
 Respond = Callable[[GenerationService, Request, Caller, Surface], Awaitable[Response]]
 
@@ -85,6 +86,7 @@ def refusal_for(request: Request, status: int, error: TurnoutError) -> MessageEr
 
 def error_for(request: Request, status: int, message: str) -> MessageError | None:
     """Return an error's body, where the request is one of this API."""
-    if request.url.path not in (PATH, COUNT_PATH):
+    path = request.url.path
+    if path not in (PATH, COUNT_PATH, BATCHES_PATH) and not path.startswith(f"{BATCHES_PATH}/"):
         return None
     return error_body(status, message, getattr(request.state, "call_id", ""))

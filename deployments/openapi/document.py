@@ -12,12 +12,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, TypeAdapter
 
 from deployments.access.callers import KEY_HEADER, PRIORITIES, PRIORITY_HEADER
+from deployments.batches import message_batches
 from deployments.batches.http import NewBatch
+from deployments.batches.message_batches_http import NewMessageBatch
 from deployments.embeddings_http import EmbeddingsAnswer, EmbeddingsBody
 from deployments.extra_fields import UNSUPPORTED
 from deployments.messages import answers as messages
 from deployments.messages import bodies as messages_bodies
 from deployments.messages.bodies import CountBody, MessagesBody
+from deployments.messages.http import BATCHES_PATH
 from deployments.openapi import answers, events, extras, responses
 from deployments.relevance_http import RERANK_PATHS, SCORE_PATHS, RerankAnswer, RerankBody, ScoreBody, ScoresAnswer
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
@@ -36,7 +39,7 @@ VERSION = "1"
 ELSEWHERE = "of another endpoint: other values are refused"
 INLINE = (CompletionBody, ChatBody, ResponseBody, SamplingParams, CountBody, MessagesBody)
 READING = (TokenizeBody, DetokenizeBody, EmbeddingsBody, ScoreBody, RerankBody)
-PARSED = (*INLINE, NewBatch, *READING)
+PARSED = (*INLINE, NewBatch, NewMessageBatch, *READING)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
     "401": "no key, or none that is known",
@@ -157,8 +160,8 @@ def _file_body(_: dict[str, Any]) -> dict[str, Any]:
     return {"multipart/form-data": {"schema": form}}
 
 
-def _limit(default: int) -> tuple[str, dict[str, Any]]:
-    return "limit", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": default}
+def _limit(default: int, most: int = 10_000) -> tuple[str, dict[str, Any]]:
+    return "limit", {"type": "integer", "minimum": 1, "maximum": most, "default": default}
 
 
 AFTER = ("after", {"type": "string"})
@@ -194,7 +197,7 @@ ALL = (
               query=(("stream", {"const": False}),)),
     Operation("delete", "/v1/responses/{response_id}", "Delete it.", responses.DeletedResponse, KEPT),
     Operation("get", "/v1/responses/{response_id}/input_items", "The items of its request.", responses.InputItemList,
-              KEPT, query=(AFTER, ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}), ORDER)),
+              KEPT, query=(AFTER, _limit(20, 100), ORDER)),
     Operation("post", "/tokenize", "What a model would read.", Tokens, ASKED, _body_of(TokenizeBody)),
     Operation("post", "/detokenize", "The text of tokens.", TokensText, ASKED, _body_of(DetokenizeBody)),
     Operation("post", "/v1/embeddings", "Embeddings of texts.", EmbeddingsAnswer, ASKED, _body_of(EmbeddingsBody)),
@@ -230,6 +233,19 @@ BATCHES = (
     Operation("get", "/v1/batches", "The caller's batches.", answers.BatchList, BATCHED, query=(AFTER, _limit(20))),
     Operation("get", "/v1/batches/{batch_id}", "One of them.", answers.BatchObject, BATCHED),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Stop it.", answers.BatchObject, BATCHED),
+    Operation("post", BATCHES_PATH, "Answer many messages, as Anthropic's API.", message_batches.MessageBatch,
+              (*BATCHED, "413"), _body_of(NewMessageBatch), fault=messages.MessageError),
+    Operation("get", BATCHES_PATH, "The caller's batches of messages.", message_batches.MessageBatchList, BATCHED,
+              query=(("after_id", {"type": "string"}), ("before_id", {"type": "string"}), _limit(20, 1000)),
+              fault=messages.MessageError),
+    Operation("get", f"{BATCHES_PATH}/{{batch_id}}", "One of them.", message_batches.MessageBatch, BATCHED,
+              fault=messages.MessageError),
+    Operation("delete", f"{BATCHES_PATH}/{{batch_id}}", "Delete it.", message_batches.DeletedMessageBatch, BATCHED,
+              fault=messages.MessageError),
+    Operation("post", f"{BATCHES_PATH}/{{batch_id}}/cancel", "Stop it.", message_batches.MessageBatch, BATCHED,
+              fault=messages.MessageError),
+    Operation("get", f"{BATCHES_PATH}/{{batch_id}}/results", "What became of each of its requests.",
+              "application/x-jsonl", BATCHED, fault=messages.MessageError),
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from tests.deployments.in_process import make_config
 from turnout.batches_config import BatchesConfig
 from turnout.console_config import ConsoleConfig
 
-UNTOLD = {PATH, "/v1/files{rest}", "/v1/batches{rest}"}
+UNTOLD = {PATH, "/v1/files{rest}", "/v1/batches{rest}", "/v1/messages/batches{rest}"}
 
 
 @pytest.mark.parametrize("everything", [False, True])
