@@ -25,7 +25,8 @@ SCORES = (
 )
 LOADS = (
     "{version}. Streamed chats of {prompt} synthetic tokens, {output} tokens each, the pair's own tokenizer. First"
-    " token and gaps between tokens as the tool measured them: median and 95th percentile, milliseconds. It shares the"
+    " token and gaps between tokens as the tool measured them: median and 95th percentile, milliseconds. Its counts are"
+    " compared with what the server's `/metrics` rose by. It shares the"
     " machine with the server, and they show that it works rather than how fast it is."
 )
 VLLM_LOADS = (
@@ -74,8 +75,7 @@ class Found:
             for each in self.comparisons
             if not each.agrees
         ]
-        lost = sum(each.errored + each.incomplete for _, each in self.loads)
-        failed += [f"{lost} requests failed"] if lost else []
+        failed += [difference for model, each in self.loads for difference in each.differences(model)]
         return failed + [difference for each in self.vllm_loads for difference in each.differences]
 
 
@@ -134,10 +134,12 @@ def _show_guidellm(report: Report, found: Found) -> None:
         {
             "model": lambda row: row["model"],
             "streams": lambda row: row["streams"],
-            "requests": lambda row: row["successful"],
+            "requests": lambda row: row["tool"]["requests"],
             "errors": lambda row: row["errored"],
             "cut off": lambda row: row["incomplete"],
-            "tokens": lambda row: row["output_tokens"],
+            "tokens read": lambda row: row["tool"]["prompt"],
+            "written": lambda row: row["tool"]["output"],
+            "as the server counts": lambda row: "yes" if row["tool"] == row["server"] else "no",
             "first token": lambda row: "{:.0f} / {:.0f}".format(*row["ttft_ms"]),
             "gap": lambda row: "{:.0f} / {:.0f}".format(*row["itl_ms"]),
             "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",

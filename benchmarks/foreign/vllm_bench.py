@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
 from benchmarks.foreign.program import run_tool
+from benchmarks.foreign.server_counts import Counts, counted_since, counters
 from turnout.file_names import one_part
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 16
@@ -24,12 +20,6 @@ add_cli_args(parser)
 main(parser.parse_args())
 """
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-METRICS = {
-    "requests": "turnout_requests_total",
-    "prompt": "turnout_prompt_tokens_total",
-    "output": "turnout_completion_tokens_total",
-}
-COUNTED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +41,6 @@ class Load:
 
 
 LOADS = tuple(Load(backend, *how) for backend in PATHS for how in ((1, None), (8, None), (None, 4.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Requests answered, and tokens of their prompts and answers."""
-
-    requests: int
-    prompt: int
-    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +92,7 @@ def measure(python: Path, folder: Path, url: str, model: str, tokenizer: Path, l
     """
     report = folder / f"vllm-{one_part(model)}-{load.backend}-{load.streams}-{load.rate}.json"
     how = ["--max-concurrency", str(load.streams)] if load.streams else ["--request-rate", str(load.rate)]
-    before = _counters(url, model)
+    before = counters(url, model)
     run_tool(
         python,
         folder,
@@ -133,30 +114,8 @@ def measure(python: Path, folder: Path, url: str, model: str, tokenizer: Path, l
         result["failed"],
         tuple(result["output_lens"]),
         tool,
-        _risen(url, model, before, tool),
+        counted_since(url, model, before, tool),
         (result["median_ttft_ms"], result["p95_ttft_ms"]),
         (result["median_itl_ms"], result["p95_itl_ms"]),
         result["output_throughput"],
     )
-
-
-def _risen(url: str, model: str, before: Counter[str], expected: Counts) -> Counts:
-    """What was counted since; a request is counted just after the client has its end."""
-    until = time.monotonic() + COUNTED_WITHIN_S
-    while True:
-        now = _counters(url, model)
-        risen = Counts(**{name: now[metric] - before[metric] for name, metric in METRICS.items()})
-        if risen == expected or time.monotonic() > until:
-            return risen
-        time.sleep(0.1)
-
-
-def _counters(url: str, model: str) -> Counter[str]:
-    """Sums over all labels but the model's."""
-    found: Counter[str] = Counter()
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.labels.get("model") == model:
-                found[sample.name] += int(sample.value)
-    return found

@@ -10,11 +10,12 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.foreign import harness, load, vllm_bench
+from benchmarks.foreign import harness, load, server_counts, vllm_bench
 from benchmarks.foreign.compare import Comparison
 from benchmarks.foreign.harness import Outcome, hugging_face
 from benchmarks.foreign.page import Found, page
 from benchmarks.foreign.problems import write_problems
+from benchmarks.foreign.server_counts import Counts
 from experiments.pairs import DEMO, open_pair
 from training.data.arithmetic import solve
 from training.data.problem import final_answer
@@ -61,6 +62,24 @@ def test_tasks_read_fields_that_the_problems_have(problems: list[dict[str, Any]]
     assert {"question", "result", "workings", "right"} == problems[0].keys()
 
 
+class Metrics:
+    """/metrics of a server that counts `each` for every time that it was read before."""
+
+    def __init__(self, requests: int, prompt: int, output: int) -> None:
+        self._each = {"requests": requests, "prompt_tokens": prompt, "completion_tokens": output}
+        self._read = 0
+
+    def __call__(self, url: str, timeout: float) -> httpx.Response:
+        assert url == "http://there/metrics"
+        lines = [
+            f'turnout_{name}_total{{model="{model}",method="m"}} {1000 + at * self._read * count}'
+            for name, count in self._each.items()
+            for at, model in enumerate(("other", "demo"))
+        ]
+        self._read += 1
+        return httpx.Response(200, text="\n".join(lines) + "\n")
+
+
 def outcome(score: float, texts: dict[int, str] | None = None, **logprobs: tuple[float, ...]) -> Outcome:
     return Outcome(score, 0.02, texts or {}, {int(place[1:]): told for place, told in logprobs.items()})
 
@@ -98,15 +117,19 @@ def test_what_the_harness_writes_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         assert found["chosen"] == Outcome(0.25, 0.2, {}, {3: (-1.5, -2.5)})
 
 
-def test_what_the_load_tool_writes_is_read_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(median: float) -> dict[str, Any]:
-        return {"successful": {"median": median, "percentiles": {"p95": 2 * median}, "mean": 70, "total_sum": 96.0}}
+@pytest.mark.parametrize("counted", [(3, 200, 96), (4, 200, 96), (3, 200, 97)])
+def test_what_the_load_tool_writes_is_read_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: tuple[int, int, int]
+) -> None:
+    def told(median: float, total: float = 0.0) -> dict[str, Any]:
+        return {"successful": {"median": median, "percentiles": {"p95": 2 * median}, "mean": 70, "total_sum": total}}
 
     def write(python: Path, folder: Path, threads: int, arguments: list[str]) -> None:
         path = Path(json.loads(arguments[arguments.index("--output") + 1])["path"])
         metrics = {
             "request_totals": {"successful": 3, "errored": 1, "incomplete": 2},
-            "output_token_count": told(32),
+            "prompt_token_count": told(64, 200.0),
+            "output_token_count": told(32, 96.0),
             "time_to_first_token_ms": told(10),
             "inter_token_latency_ms": told(4),
             "output_tokens_per_second": told(1),
@@ -114,35 +137,22 @@ def test_what_the_load_tool_writes_is_read_and_shown(tmp_path: Path, monkeypatch
         path.write_text(json.dumps({"benchmarks": [{"metrics": metrics}]}))
 
     monkeypatch.setattr(load, "run_module", write)
-    figures = load.measure(PYTHON, tmp_path, "http://there", "large", tmp_path, 4, 6)
-    assert figures == load.Figures(4, 3, 1, 2, 96, (10, 20), (4, 8), 70)
+    monkeypatch.setattr(server_counts, "COUNTED_WITHIN_S", 0)
+    monkeypatch.setattr(server_counts.httpx, "get", Metrics(*counted))
+    figures = load.measure(PYTHON, tmp_path, "http://there", "demo", tmp_path, 4, 6)
+    assert figures == load.Figures(4, 1, 2, Counts(3, 200, 96), Counts(*counted), (10, 20), (4, 8), 70)
     own, served = outcome(0.6, {0: "a", 1: "b"}), outcome(0.62, {0: "a", 1: "c"})
     comparison = Comparison("worked", "small", "/v1/completions", own, served)
-    found = Found({"lm-eval": "one", "guidellm": "two"}, [comparison], [("large", figures)])
+    found = Found({"lm-eval": "one", "guidellm": "two"}, [comparison], [("demo", figures)])
     report = page({"cores": "2"}, 2, found, open_pair(DEMO))
     text = report.markdown()
     assert "Left out in this run. `make venv-vllm` installs it." in text
     assert "| worked | small | /v1/completions | 60.0% ± 2.0% | 62.0% | 1 of 2 |  |" in text
-    assert "| large | 4 | 3 | 1 | 2 | 96 | 10 / 20 | 4 / 8 | 70 |" in text
-    assert report.failures[-1] == "3 requests failed"
-
-
-class Metrics:
-    """/metrics of a server that counts `each` for every time that it was read before."""
-
-    def __init__(self, requests: int, prompt: int, output: int) -> None:
-        self._each = {"requests": requests, "prompt_tokens": prompt, "completion_tokens": output}
-        self._read = 0
-
-    def __call__(self, url: str, timeout: float) -> httpx.Response:
-        assert url == "http://there/metrics"
-        lines = [
-            f'turnout_{name}_total{{model="{model}",method="m"}} {1000 + at * self._read * count}'
-            for name, count in self._each.items()
-            for at, model in enumerate(("other", "demo"))
-        ]
-        self._read += 1
-        return httpx.Response(200, text="\n".join(lines) + "\n")
+    same = counted == (3, 200, 96)
+    assert f"| demo | 4 | 3 | 1 | 2 | 200 | 96 | {'yes' if same else 'no'} | 10 / 20 | 4 / 8 | 70 |" in text
+    load_name = "GuideLLM, demo, 4 streams: "
+    differ = [f"{load_name}it counts {Counts(3, 200, 96)}, the server {Counts(*counted)}"]
+    assert report.failures[1:] == [f"{load_name}3 requests failed", *([] if same else differ)]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +181,8 @@ def test_vllms_counts_are_compared_with_the_servers_and_what_was_asked_for(
         (tmp_path / arguments[arguments.index("--result-filename") + 1]).write_text(json.dumps(told))
 
     monkeypatch.setattr(vllm_bench, "run_tool", write)
-    monkeypatch.setattr(vllm_bench, "COUNTED_WITHIN_S", 0)
-    monkeypatch.setattr(vllm_bench.httpx, "get", Metrics(*counted))
+    monkeypatch.setattr(server_counts, "COUNTED_WITHIN_S", 0)
+    monkeypatch.setattr(server_counts.httpx, "get", Metrics(*counted))
     load = vllm_bench.Load("openai", 8)
     figures = vllm_bench.measure(PYTHON, tmp_path, "http://there", "demo", tmp_path, load, 2)
     told = "vllm bench serve, demo by /v1/completions, 8 at a time: "
