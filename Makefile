@@ -165,7 +165,7 @@ bench-load: venv ## measure latency and goodput against offered load (demo model
 	$(BIN)/python -m benchmarks.bench_load $(if $(CONFIG),--config $(CONFIG)) $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.latency_jitter $(BENCH_ARGS)
 
-bench-long-context: venv ## measure first token and memory against the prompt's length, up to 32k tokens
+bench-long-context: venv ## measure time and memory against the prompt's length, up to 32k tokens, and against requests at once, up to 256
 	$(BIN)/python -m benchmarks.long_context $(BENCH_ARGS)
 
 bench-ead: venv ## measure entropy_adaptive on held-out arithmetic and mixed prompts: accuracy, cost, time (BENCH_ARGS=--quick: briefly)

@@ -118,7 +118,7 @@ class HttpClient:
                     event = json.loads(line.removeprefix("data: "))
                     if "error" in event:
                         raise Refused(f"HTTP stream: {event['error'].get('type')}")
-                    if event["choices"]:
+                    if any(choice["delta"].get("content") for choice in event["choices"]):
                         output()
                     if event.get("usage"):
                         tokens = event["usage"]["completion_tokens"]

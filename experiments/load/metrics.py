@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,10 +81,10 @@ def summarise(result: LoadResult, objective: Objective) -> Summary:
     )
 
 
-def percentiles(values: Iterable[float | None]) -> dict[int, float]:
+def percentiles(values: Iterable[float | None], at: Sequence[int] = PERCENTILES) -> dict[int, float]:
     """Values that were observed, by nearest rank; empty without any."""
     known = [value for value in values if value is not None]
     if not known:
         return {}
-    found = np.percentile(known, PERCENTILES, method="inverted_cdf")
-    return {percent: float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
+    found = np.percentile(known, at, method="inverted_cdf")
+    return {percent: float(value) for percent, value in zip(at, found, strict=True)}

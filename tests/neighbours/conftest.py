@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peer_servers import DIALECTS, LLAMA, MODEL, VLLM, Neighbour
 from benchmarks.served import running_server
 from experiments import real_model
-from tests.neighbours.servers import DIALECTS, LLAMA, MODEL, VLLM, Neighbour
 from turnout.config import TurnoutConfig, parse_config
 from turnout.errors import TurnoutError
 from turnout.free_ports import on_free_ports

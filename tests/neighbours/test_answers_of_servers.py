@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.peer_servers import LLAMA, MAX_LENGTH, MODEL, VLLM
 from tests.deployments.served_pool import until
 from tests.neighbours.conftest import PATIENCE_S, PRICES, Street
-from tests.neighbours.servers import LLAMA, MAX_LENGTH, MODEL, VLLM
 from tests.neighbours.test_killed_under_load import Answer, body, follow, price
 
 pytestmark = [

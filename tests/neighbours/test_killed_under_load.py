@@ -11,9 +11,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.peer_servers import LLAMA, SLOTS, VLLM
 from tests.deployments.served_pool import until
 from tests.neighbours.conftest import PATIENCE_S, PRICES, Street
-from tests.neighbours.servers import LLAMA, SLOTS, VLLM
 from turnout.endpoint_config import PriceConfig
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.timeout(3 * PATIENCE_S)]

@@ -1,4 +1,4 @@
-"""llama.cpp's and vLLM's own servers with the real model, each in a process group of its own."""
+"""The servers of llama.cpp and vLLM with the real model, each in a process group of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,8 +18,8 @@ from turnout.free_ports import free_port
 LLAMA, VLLM = "llama-cpp", "vllm"
 DIALECTS = {LLAMA: "llama.cpp", VLLM: "vllm"}
 MODEL = "smollm2"
-SLOTS = 2  # requests that a server computes at once; more wait there
-MAX_LENGTH = 1024
+SLOTS = 2  # requests that a server computes at once, unless it is said; more wait there
+MAX_LENGTH = 1024  # prompt and answer
 START_LIMIT_S = 600.0
 # Requests that a server holds, by its own count.
 RUNNING = {LLAMA: "llamacpp:requests_processing", VLLM: "vllm:num_requests_running"}
@@ -32,6 +33,23 @@ OF_VLLM = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a server.
+
+    Attributes:
+        threads: that compute.
+        slots: requests that it computes at once.
+        dtype: of vLLM.
+        compiled: whether vLLM compiles the model, as by default; this takes minutes.
+    """
+
+    threads: int = 1
+    slots: int = SLOTS
+    dtype: str = "float32"
+    compiled: bool = False
+
+
 class Neighbour:
     """One server, which can be killed and started again on the same port.
 
@@ -40,33 +58,38 @@ class Neighbour:
         python: interpreter of the environment that has it.
         model: the GGUF file, or the checkpoint's folder.
         log: file for what it prints.
+        size: threads, requests at once, and vLLM's number format.
     """
 
-    def __init__(self, name: str, python: Path, model: Path, log: Path) -> None:
+    def __init__(self, name: str, python: Path, model: Path, log: Path, size: Size | None = None) -> None:
         self.name = name
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
+        self._size = size or Size()
         self._command = self._llama(python, model) if name == LLAMA else self._vllm(python, model)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def _llama(self, python: Path, model: Path) -> Sequence[str]:
-        script = Path(__file__).with_name("llama_cpp_server.py")
-        return ["env", "OMP_NUM_THREADS=1", str(python), str(script), str(model), str(self.port), MODEL, str(SLOTS)]
+        size, script = self._size, Path(__file__).parent / "peers" / "llama_cpp_server.py"
+        given = [model, self.port, MODEL, size.slots, MAX_LENGTH, size.threads]
+        return ["env", f"OMP_NUM_THREADS={size.threads}", str(python), str(script), *map(str, given)]
 
     def _vllm(self, python: Path, model: Path) -> Sequence[str]:
+        size = self._size
         options = {
             "model": model,
             "served-model-name": MODEL,
             "host": "127.0.0.1",
             "port": self.port,
-            "dtype": "float32",
+            "dtype": size.dtype,
             "max-model-len": MAX_LENGTH,
-            "max-num-seqs": SLOTS,
+            "max-num-seqs": size.slots,
         }
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        program = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-        return ["env", "OMP_NUM_THREADS=1", *OF_VLLM, *program, *given]
+        program = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+        compiled = [] if size.compiled else ["--enforce-eager"]
+        return ["env", f"OMP_NUM_THREADS={size.threads}", *OF_VLLM, *program, *compiled, *given]
 
     def start(self) -> None:
         """Start it, unless it runs."""
