@@ -11,6 +11,7 @@ import torch
 from decoding.decode_loop import run_decode_loop
 from decoding.drafter_state import Stores
 from decoding.drafters.base import Drafter
+from decoding.fixed_forward import FixedForward, FixedRows
 from decoding.model import Busy, Model, ModelPool, Readout, ReadSpec, TokenText
 from decoding.operations import Choose, Decode, Expand, Extend, Handlers, Operation, PrefillAhead, Verify
 from decoding.read_spec import Decoded
@@ -46,6 +47,7 @@ class TableModel(Model):
 
     Attributes:
         cached: tokens fed for each sequence.
+        lanes: tokens of the lanes of forwards of a fixed shape, by the sequence that owns them.
         forwards: forward passes so far.
         fed_tokens: tokens fed so far.
     """
@@ -62,6 +64,7 @@ class TableModel(Model):
         self.max_length = max_length
         self.digest = f"table {name}"
         self.cached: dict[Sequence, list[int]] = {}
+        self.lanes: dict[Sequence, list[list[int]]] = {}
         self.num_layers = 0
         self.by_length = False
         self.stores = Stores()
@@ -89,6 +92,7 @@ class TableModel(Model):
     def release(self, seq: Sequence) -> None:
         """See `decoding.model.Model.release`."""
         self.cached.pop(seq, None)
+        self.lanes.pop(seq, None)
         if (companion := seq.companions.pop(self.name, None)) is not None:
             self.release(companion)
 
@@ -189,6 +193,19 @@ async def _choose(model: TableModel, seq: Sequence, op: Choose) -> list[Readout]
 async def _prefill_ahead(model: TableModel, seq: Sequence, op: PrefillAhead) -> None:
     await asyncio.sleep(0)
     model._feed(seq, seq.tokens[:-1], recompute=0)
+
+
+@HANDLERS.of(FixedForward)
+async def _fixed_forward(model: TableModel, seq: Sequence, op: FixedForward) -> FixedRows:
+    await asyncio.sleep(0)
+    if op.place == 0:
+        model.lanes[seq] = [[] for _ in op.tokens]
+    for lane, token in zip(model.lanes[seq], op.tokens, strict=True):
+        lane[op.place :] = [token]
+    meter = seq.meter.of(model.name, model.num_parameters)
+    meter.forwards += 1
+    meter.decode_tokens += len(op.tokens)
+    return FixedRows(torch.stack([model.next_logits(lane) for lane in model.lanes[seq]]).float(), "table")
 
 
 def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from turnout.types import Segment
 
 if TYPE_CHECKING:
     from engine.cache.connector import SharedPrefixes
+    from engine.fixed_lanes import FixedLanes
     from engine.reuse.edits import Edit
     from engine.reuse.lookup import SpanReuse
     from engine.reuse.settings import ReuseSettings
@@ -64,6 +65,7 @@ class EngineModel(PoolMember):
     Attributes:
         notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
         draft_vocabulary: the ids that drafters may propose with this model; None: all.
+        lanes: caches of forwards of a fixed shape, by the sequence that owns them.
     """
 
     runs_here = True
@@ -109,6 +111,7 @@ class EngineModel(PoolMember):
         self.choices = Choices(device)
         self.shared: SharedPrefixes | None = None
         self.spans: SpanReuse | None = None
+        self.lanes: dict[Sequence, FixedLanes] = {}
 
     def _table(self, seq: Sequence) -> BlockTable:
         table = self.batcher.tables.get(seq)
@@ -214,6 +217,9 @@ class EngineModel(PoolMember):
             if self.shared is not None:
                 self.shared.release(table)
             self.batcher.release(table)
+        if (lanes := self.lanes.pop(seq, None)) is not None:
+            lanes.release()
+            self.batcher.device.notify()
         if (companion := seq.companions.pop(self.name, None)) is not None:
             self.release(companion)
 

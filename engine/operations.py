@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from decoding.block import Block
 from decoding.decode_loop import DecodeLoop
 from decoding.drafters.vocab_trim import TrimmedModel
+from decoding.fixed_forward import FixedForward
 from decoding.model import Readout, ReadSpec, StopCondition
 from decoding.operations import (
     Choose,
@@ -28,6 +29,7 @@ from decoding.read_spec import Decoded
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.verifiers.base import VerifyResult, want_of
+from engine.fixed_lanes import fixed_forward
 from engine.scheduler.queued_operation import QueuedOperation
 from turnout.types import Segment
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from engine.model import EngineModel
 
 HANDLERS: Handlers[EngineModel] = Handlers()
+HANDLERS.of(FixedForward)(fixed_forward)
 
 
 @HANDLERS.of(Extend)
