@@ -76,6 +76,11 @@ class Part:
         """Make what the part needs to run on a model of that shape; a part with an artifact must say what is in it."""
         return Example()
 
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """JSON schema of its parameters."""
+        return cls.Params.model_json_schema()
+
     def check(self, models: ModelPool) -> None:
         """Refuse models it cannot work with, before the first token.
 
@@ -99,7 +104,7 @@ def part_schemas(slots: Iterable[str]) -> dict[str, dict[str, Any]]:
     while wanted:
         slot = wanted.pop()
         package = f"decoding.{slot}"
-        found[slot] = {name: _params_of(package, name).model_json_schema() for name in names(package)}
+        found[slot] = {name: _schema_of(package, name) for name in names(package)}
         wanted |= slots_in(found[slot]) - set(found)
     return found
 
@@ -114,8 +119,8 @@ def slots_in(value: Any) -> set[str]:
     return own.union(*map(slots_in, value.values()))
 
 
-def _params_of(package: str, name: str) -> type[MethodParams]:
+def _schema_of(package: str, name: str) -> dict[str, Any]:
     if package == METHODS_PACKAGE:
-        return get_method(name).params
+        return get_method(name).params.model_json_schema()
     part: type[Part] = load(package, name, "part").PART
-    return part.Params
+    return part.schema()

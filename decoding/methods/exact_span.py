@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
@@ -67,14 +67,7 @@ async def exact_span(request: Request, models: ModelPool, params: ExactSpanParam
     model, seq = models.by_role(params.model), request.sequence
     cuts, why = passage(seq, models.tokenizer), _unsupported(seq)
     longest = min(params.longest, seq.num_remaining - 1)
-    best: Found | None = None
-    if len(cuts) > 1 and not why:
-        await model.extend(seq, want=ReadSpec(draw=None))  # the twins share the prompt's blocks
-        at_once = min(params.at_once, max(1, MOST_ROWS // (longest + 1)))
-        for first in range(0, len(cuts) - 1, at_once):
-            near = [cuts[at : at + longest + 1] for at in range(first, min(first + at_once, len(cuts) - 1))]
-            found = await _batch(model, seq, near, longest, params.normalised)
-            best = max([*found, *([best] if best else [])], key=lambda each: (each.score, -each.begin), default=None)
+    best = None if why else await most_probable(model, seq, cuts, longest, params.normalised, params.at_once)
     if best is None:
         why = why or "the prompt does not hold a passage that `structure.span` gives"
         request.notes.append(f"exact_span: as plain, for {why}")
@@ -88,6 +81,39 @@ async def exact_span(request: Request, models: ModelPool, params: ExactSpanParam
     else:
         tokens = [Token(token, model.name, logprob=logprob) for token, logprob in zip(step, best.logprobs, strict=True)]
     yield Segment(seq.extend(tokens, models.sizes), "finish")
+
+
+async def most_probable(
+    model: Model,
+    seq: Sequence,
+    cuts: tuple[int, ...],
+    longest: int,
+    normalised: bool,
+    at_once: int,
+    done: Callable[[int, int], object] = lambda _, __: None,
+) -> Found | None:
+    """Find the most probable answer among the parts of a passage; None: it has none.
+
+    Args:
+        model: reads.
+        seq: holds the passage in its prompt.
+        cuts: of `passage`.
+        longest: tokens of the longest part.
+        normalised: whether log-probabilities are divided by the number of tokens.
+        at_once: most beginnings in one batch.
+        done: called with the number of beginnings that were read, and of all.
+    """
+    best: Found | None = None
+    if len(cuts) < 2:
+        return None
+    await model.extend(seq, want=ReadSpec(draw=None))  # the twins share the prompt's blocks
+    at_once = min(at_once, max(1, MOST_ROWS // (longest + 1)))
+    for first in range(0, len(cuts) - 1, at_once):
+        near = [cuts[at : at + longest + 1] for at in range(first, min(first + at_once, len(cuts) - 1))]
+        found = await _batch(model, seq, near, longest, normalised)
+        best = max([*found, *([best] if best else [])], key=lambda each: (each.score, -each.begin), default=None)
+        done(first + len(near), len(cuts) - 1)
+    return best
 
 
 def _unsupported(seq: Sequence) -> str:
@@ -110,16 +136,20 @@ def passage(seq: Sequence, texts: TokenText) -> tuple[int, ...]:
     structure = seq.sampling.structure
     if structure is None or structure.kind != KIND:
         return ()
-    prompt = seq.tokens[: seq.num_prompt_tokens]
+    return tuple(cuts_in(seq.tokens[: seq.num_prompt_tokens], structure.value, texts))
+
+
+def cuts_in(prompt: list[int], value: str, texts: TokenText) -> dict[int, int]:
+    """Return, by place of a prompt's tokens, the byte of a text within it at which it may be cut; see `passage`."""
     # Twice: the blank at the beginning of a text is left out by some tokenizers.
     data = {token: texts.token_bytes(token) if texts.decode([token, token]) else NO_TEXT for token in set(prompt)}
     starts = [0, *accumulate(len(data[token]) for token in prompt)]
-    wanted = structure.value.encode()
+    wanted = value.encode()
     first = b"".join(data[token] for token in prompt).rfind(wanted)
     if first < 0:
-        return ()
-    places = [place for place, start in enumerate(starts) if first <= start <= first + len(wanted)]
-    return tuple(place for place in places if not WITHIN[0] <= wanted[starts[place] - first :][:1] < WITHIN[1])
+        return {}
+    cuts = {place: start - first for place, start in enumerate(starts) if first <= start <= first + len(wanted)}
+    return {place: cut for place, cut in cuts.items() if not WITHIN[0] <= wanted[cut:][:1] < WITHIN[1]}
 
 
 async def _batch(

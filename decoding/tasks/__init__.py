@@ -1,0 +1,1 @@
+"""Tasks: what a pool can be asked that writes no answer, only reads. One file each."""
