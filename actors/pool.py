@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +33,7 @@ from pool.validation import PreparedRequest
 from turnout.calls import Event, PoolStats, ScoreCall, ScoredTokens
 from turnout.checkpoint_files import check_description
 from turnout.config import TurnoutConfig, model_path, pinned
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import Code, Interrupted, TurnoutError
 
 if TYPE_CHECKING:
@@ -171,6 +171,11 @@ class ActorPool(Pool):
         """See `Pool.embed`."""
         REQUEST.set(call.request_id)
         return await super().embed(call)
+
+    async def task(self, call: TaskCall, show: Callable[[int, int], object] | None = None) -> TaskAnswer:
+        """See `Pool.task`."""
+        REQUEST.set(call.request_id)
+        return await super().task(call, show)
 
     def check(self) -> None:
         """Look whether every actor lives or may live again; where not, the replica is of no more use.

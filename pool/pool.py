@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from pool.request_defaults import NO_DEFAULTS
 from pool.request_runner import RequestRunner
 from pool.routing import PoolRouting, Routing, explaining
 from pool.scoring import score, scored_groups
+from pool.tasks import opened, run_task
 from pool.text import TextTokenizer, vocabularies_of
 from pool.token_rate import Rate
 from pool.usage import billed
@@ -43,7 +44,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.cost import Price
-from turnout.embed_calls import EmbedCall, Embeddings, ReadCall
+from turnout.embed_calls import EmbedCall, Embeddings, ReadCall, TaskAnswer, TaskCall
 from turnout.errors import invalid, not_found
 from turnout.pool_config import USUAL_ROLES
 from turnout.registry import ALONE
@@ -267,6 +268,16 @@ class Pool:
         inputs = await embedded_ids(call, self.tokenizer, self.vocab_size, model.max_length)
         async with self._reading(call):
             return await embed(self, call, model, self.defaults.pooling, inputs)
+
+    async def task(self, call: TaskCall, show: Callable[[int, int], object] | None = None) -> TaskAnswer:
+        """Carry out a task by the large model or the member named; `show` gets the parts done, and all of them.
+
+        Raises:
+            TurnoutError: as `generate`; NOT_FOUND: there is no such task.
+        """
+        model, task = self._asked(call), opened(call)
+        async with self._reading(call):
+            return await run_task(self, call, model, task, show)
 
     @asynccontextmanager
     async def _reading(self, call: ReadCall) -> AsyncIterator[None]:

@@ -1,9 +1,10 @@
-"""Calls for embeddings, and their results; and what calls there are."""
+"""Calls for embeddings and tasks, and their results; and what calls there are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.types import SharingPolicy
@@ -65,5 +66,43 @@ class Embeddings:
         return [self.data[start : start + size] for start in range(0, len(self.data), size)]
 
 
-ReadCall = ScoreCall | EmbedCall
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A task of a pool: what it does with its models that writes no answer; see `decoding.tasks`.
+
+    What is not named here is as in `GenerateCall`.
+
+    Attributes:
+        model: a member model, or a pool, whose large model does it.
+        name: of the task.
+        params: its parameters.
+    """
+
+    request_id: str
+    model: str
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = "default"
+    key_id: str = ""
+    billed: bool = True
+    sharing: SharingPolicy | None = None
+    priority: Priority = "interactive"
+    batch_id: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """What a task came to.
+
+    Attributes:
+        result: JSON, as the schema of the task's result says.
+        prompt_tokens: that were read for it.
+    """
+
+    result: Mapping[str, Any]
+    prompt_tokens: int
+
+
+ReadCall = ScoreCall | EmbedCall | TaskCall
 AnyCall = GenerateCall | ReadCall

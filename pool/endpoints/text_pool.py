@@ -42,7 +42,7 @@ from turnout.calls import (
 )
 from turnout.config import MethodChoice, PoolConfig, TurnoutConfig, artifacts_path
 from turnout.cost import Price
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import invalid, not_found
 from turnout.pool_config import LARGE, SMALL
 from turnout.registry import ALONE, load
@@ -228,22 +228,19 @@ class TextPool:
         return routing.decision
 
     async def score(self, call: ScoreCall) -> list[ScoredTokens]:
-        """Log-likelihood of each completion under a model that is computed here; see `Pool.score`.
-
-        Raises:
-            TurnoutError: INVALID_ARGUMENT: the model is an endpoint.
-        """
+        """Log-likelihood of each completion under a model that is computed here; see `Pool.score`."""
         name = self._asked(call.model)
         return await self._here(name).score(replace(call, model=name))
 
     async def embed(self, call: EmbedCall) -> Embeddings:
-        """Embeddings by a model that is computed here; see `Pool.embed`.
-
-        Raises:
-            TurnoutError: INVALID_ARGUMENT: the model is an endpoint.
-        """
+        """Embeddings by a model that is computed here; see `Pool.embed`."""
         name = self._asked(call.model)
         return await self._here(name).embed(replace(call, model=name))
+
+    async def task(self, call: TaskCall, show: Callable[[int, int], object] | None = None) -> TaskAnswer:
+        """Carry out a task by a model that is computed here; see `Pool.task`."""
+        name = self._asked(call.model)
+        return await self._here(name).task(replace(call, model=name), show)
 
     def _asked(self, model: str) -> str:
         if model not in (self.name, *self.models_by_name):
@@ -264,8 +261,9 @@ class TextPool:
         return ""
 
     def _here(self, name: str) -> Pool:
+        """The pool of a model that is computed here; INVALID_ARGUMENT: it is an endpoint."""
         if name not in self._local:
-            raise invalid("model", f"scores and embeddings need the model itself, and {name!r} is an endpoint")
+            raise invalid("model", f"scores, embeddings and tasks need the model itself, and {name!r} is an endpoint")
         return self._local[name]
 
     def models(self) -> list[ModelDescription]:

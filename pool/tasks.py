@@ -1,0 +1,83 @@
+"""Tasks of a pool: what is asked of its models that writes no answer. The tasks themselves are in `decoding.tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from decoding.tasks.base import PARAMS, Progress, Task, TaskRun, open_task
+from decoding.text import continue_with
+from pool.scoring import score, scored_groups
+from turnout.calls import ScoreCall, ScoredTokens
+from turnout.embed_calls import TaskAnswer, TaskCall
+from turnout.errors import TurnoutError
+
+if TYPE_CHECKING:
+    from engine.member import PoolMember
+    from pool.pool import Pool
+
+
+def opened(call: TaskCall) -> Task:
+    """Make the task that a call names.
+
+    Raises:
+        TurnoutError: NOT_FOUND: there is none of the name; INVALID_ARGUMENT: a parameter, named in the message.
+    """
+    return open_task(call.name, dict(call.params))
+
+
+async def run_task(
+    pool: Pool, call: TaskCall, model: PoolMember, task: Task, show: Callable[[int, int], object] | None = None
+) -> TaskAnswer:
+    """Carry out a task.
+
+    Args:
+        pool: whose models.
+        call: what is asked for.
+        model: which was asked.
+        task: of `opened`.
+        show: called with the parts that are done, and all of them.
+    """
+    task.check(pool.model_pool)
+    progress = Progress(show)
+    result = await task.run(task_run(pool, call, model), pool.model_pool, progress)
+    return TaskAnswer(result.model_dump(mode="json"), progress.prompt_tokens)
+
+
+def task_run(pool: Pool, call: TaskCall, model: PoolMember) -> TaskRun:
+    """The call as a task sees it."""
+    tokenizer = pool.tokenizer
+
+    async def encode(text: str) -> list[int]:
+        ids = await tokenizer.either(len(text), partial(continue_with, text=text, parse_special=False))
+        return list(ids)
+
+    async def scores(prompt: str, completions: tuple[str, ...], top: int) -> list[ScoredTokens]:
+        asked = ScoreCall(call.request_id, call.model, prompt, completions, call.tenant, top, parse_special=False)
+        asked = replace(asked, sharing=call.sharing, priority=call.priority)
+        try:
+            return await score(pool, asked, model, await scored_groups(pool, asked, model))
+        except TurnoutError as error:
+            raise _of_param(error) from None
+
+    return TaskRun(
+        id=call.request_id,
+        model=model,
+        score=scores,
+        encode=encode,
+        begin=tuple(tokenizer.encode("")),
+        end_ids=tokenizer.eos_ids,
+        sharing=lambda ids: pool.share(call.tenant, ids, call.sharing),
+        tenant=call.tenant,
+        low_priority=call.priority == "batch",
+    )
+
+
+def _of_param(error: TurnoutError) -> TurnoutError:
+    """A refusal of a score call, as one of the task's parameters."""
+    if error.field is None:
+        return error
+    named = f"{PARAMS}.{error.field}"
+    return TurnoutError(error.code, error.message.replace(error.field, named, 1), named, error.retry_after_s)
