@@ -15,7 +15,7 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
 )
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 
 Batch = tuple[Event, ...]
 
@@ -52,6 +52,10 @@ class Pool(Protocol):
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings of texts."""
+        ...
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Carry out a task."""
         ...
 
     def models(self) -> list[ModelDescription]:
@@ -108,6 +112,10 @@ class Backend(Protocol):
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings of texts."""
+        ...
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Carry out a task."""
         ...
 
     async def models(self) -> list[ModelDescription]:

@@ -29,7 +29,7 @@ from turnout.calls import (
     cache_class,
 )
 from turnout.cost import Cost, ModelMeter
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import invalid
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import validated
@@ -145,6 +145,22 @@ def embed_message(call_id: str, made: Embeddings) -> pb.EmbedResponse:
     for vector, tokens in zip(made.vectors, made.prompt_tokens, strict=True):
         message.embeddings.add(values=np.frombuffer(vector, "<f4").tolist(), prompt_tokens=tokens)
     return message
+
+
+def task_call(request: pb.RunTaskRequest) -> TaskCall:
+    """Raises TurnoutError when a parameter is a number that is not finite."""
+    return TaskCall(
+        request_id=request_id(request.request_id),
+        model=request.model,
+        name=request.name,
+        params=struct_values(request.params, "params"),
+        deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
+    )
+
+
+def task_message(call_id: str, made: TaskAnswer) -> pb.RunTaskResponse:
+    """What a task came to."""
+    return pb.RunTaskResponse(id=call_id, result=struct(dict(made.result)), prompt_tokens=made.prompt_tokens)
 
 
 def _text_or_ids(value: pb.TextOrIds, field: str) -> str | tuple[int, ...]:

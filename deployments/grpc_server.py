@@ -25,12 +25,12 @@ from deployments.request_fields import request_id
 from deployments.service import GenerationService
 from deployments.tools import reader_of
 from turnout.calls import GenerateCall, ScoreCall
-from turnout.embed_calls import EmbedCall
+from turnout.embed_calls import EmbedCall, TaskCall
 from turnout.errors import Code, TurnoutError
 from turnout.message_size import check_answer_bytes
 from turnout.proto import generation_pb2 as pb
 
-C = TypeVar("C", ScoreCall, EmbedCall)
+C = TypeVar("C", ScoreCall, EmbedCall, TaskCall)
 HEALTH_SERVICES = ("", "turnout.v1.Generation", "grpc.health.v1.Health")
 
 
@@ -121,8 +121,20 @@ class GrpcServicer:
             return message
         return pb.EmbedResponse()
 
+    async def RunTask(  # noqa: N802 - the RPC's name
+        self, data: bytes, grpc_context: RayServegRPCContext
+    ) -> pb.RunTaskResponse:
+        """Carry out a task."""
+        with _status(grpc_context, {}):
+            read = partial(parse, pb.RunTaskRequest)
+            call = await self._asked_to_read(grpc_context, data, lambda body: messages.task_call(read(body)))
+            message = messages.task_message(call.request_id, await self.service.task(call))
+            check_answer_bytes(message.ByteSize())
+            return message
+        return pb.RunTaskResponse()
+
     async def _asked_to_read(self, grpc_context: RayServegRPCContext, data: bytes, read: Callable[[bytes], C]) -> C:
-        """The call that a message of `Score` or `Embed` asks for."""
+        """The call that a message of `Score`, `Embed` or `RunTask` asks for."""
         with self.service.tracer.refusing(key_id=key_of(self.service.callers, grpc_context)):
             caller = await self._caller(grpc_context, data)
         with self.service.tracer.refusing(caller.tenant, key_id=caller.key_id):

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 import turnout
 from decoding.parts import slots_in
-from deployments import embeddings_http, relevance_http, tokens_http
+from deployments import embeddings_http, relevance_http, tasks_http, tokens_http
 from deployments import fan_out as answering
 from deployments.access import http as access
 from deployments.access.callers import Caller, CallerOf, OperatorOf, credentials
@@ -63,7 +63,7 @@ CORS: dict[str, Any] = {
 UNREAD = {TOO_LARGE: Code.RESOURCE_EXHAUSTED, TOO_LATE: Code.INVALID_ARGUMENT, ENCODED: Code.INVALID_ARGUMENT}
 # As over gRPC: what a model computes an answer to. The service counts what reaches it; refusals before it are counted
 # where all of them are answered.
-COUNTED = frozenset(WRITING) | {embeddings_http.PATH} | relevance_http.PATHS
+COUNTED = frozenset(WRITING) | {embeddings_http.PATH} | relevance_http.PATHS | frozenset(tasks_http.SURFACES)
 
 
 class EventStream(StreamingResponse):
@@ -91,7 +91,7 @@ def build_http(service: GenerationService) -> FastAPI:
     _add_error_handlers(app, service)
     _add_generation(app, service)  # first: routes are compared one by one
     batches = batch_routes.router(service, service.batches)
-    own = [each.router(service) for each in (access, tokens_http, embeddings_http, relevance_http)]
+    own = [each.router(service) for each in (access, tokens_http, embeddings_http, relevance_http, tasks_http)]
     own += [messages.router(service, _respond), response_routes.router(service.responses)]
     for routes in (*own, console.router(service.console), batches, openapi.router_of(service)):
         app.include_router(routes)

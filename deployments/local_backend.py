@@ -17,7 +17,7 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
 )
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 
 T = TypeVar("T")
 
@@ -56,6 +56,10 @@ class LocalBackend:
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings of texts."""
         return _value(await self._answers.embed(call))
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Carry out a task."""
+        return _value(await self._answers.task(call))
 
     async def models(self) -> list[ModelDescription]:
         """The pool first, then its members."""

@@ -24,7 +24,7 @@ from turnout.calls import (
     ScoreCall,
     ScoredTokens,
 )
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import TurnoutError
 from turnout.registry import all_methods
 
@@ -83,6 +83,14 @@ class PoolAnswers:
         try:
             with guarded(call.request_id):
                 return await self._pool.embed(call)
+        except TurnoutError as error:
+            return Failure(error)
+
+    async def task(self, call: TaskCall) -> TaskAnswer | Failure:
+        """Carry out a task."""
+        try:
+            with guarded(call.request_id):
+                return await self._pool.task(call)
         except TurnoutError as error:
             return Failure(error)
 

@@ -1,11 +1,11 @@
-"""Limits of calls that only read: scores and embeddings."""
+"""Limits of calls that only read: scores, embeddings and tasks."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from turnout.calls import ScoreCall
-from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall, Pooling, ReadCall
+from turnout.embed_calls import WHOLE_CONTEXT, EmbedCall, Pooling, ReadCall, TaskCall
 from turnout.errors import invalid
 
 MAX_COMPLETIONS = 1024  # that are scored at once
@@ -19,6 +19,10 @@ def check_read(call: ReadCall) -> None:
     Raises:
         TurnoutError: INVALID_ARGUMENT, naming the field.
     """
+    if isinstance(call, TaskCall):
+        if not call.name:
+            raise invalid("name", "must be the name of a task")
+        return
     if isinstance(call, ScoreCall):
         _check_score(call)
     else:

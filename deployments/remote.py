@@ -30,7 +30,7 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import StickyConfig
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import Code, Interrupted, TurnoutError, busy
 from turnout.tenant_lru import SessionKey, Sessions
 from turnout.tracing import begin, end, header_of
@@ -120,6 +120,11 @@ class RemoteBackend:
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Embeddings of texts."""
         answer: Embeddings = await self._replayed(call.request_id, lambda: self._handle.embed.remote(call))
+        return answer
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Carry out a task."""
+        answer: TaskAnswer = await self._replayed(call.request_id, lambda: self._handle.task.remote(call))
         return answer
 
     async def models(self) -> list[ModelDescription]:

@@ -19,6 +19,7 @@ from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
 from deployments.health import Health, HealthReport, SharedAnswer, health_of
+from deployments.listings import Listings
 from deployments.metrics import Metrics
 from deployments.model_names import ModelNames
 from deployments.reading import check_read
@@ -41,12 +42,12 @@ from turnout.calls import (
     Usage,
 )
 from turnout.config import TurnoutConfig
-from turnout.embed_calls import AnyCall, EmbedCall, Embeddings
+from turnout.embed_calls import AnyCall, EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.message_size import MOST_UNITS, units
 from turnout.types import MAX_SEED
 
-R = TypeVar("R", ScoreCall, EmbedCall)
+R = TypeVar("R", ScoreCall, EmbedCall, TaskCall)
 HEALTH_KEPT_S = 1.0
 HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 
@@ -91,8 +92,7 @@ class GenerationService:
         self._log = log
         self.exposition = Exposition(metrics, self._answered, self.held, self.callers, log)
         self._names = ModelNames(config.pools)
-        self._models: list[ModelDescription] | None = None
-        self._methods: list[MethodDescription] | None = None
+        self._listings = Listings(backends, self._limit)
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Batch, None]:
         """Batches as they are written, the last one ending in Usage. Closing it cancels the request."""
@@ -147,6 +147,13 @@ class GenerationService:
         async with self._reading(call, "embed") as (call, backend, lease):
             made = await backend.embed(call)
             lease.scored(sum(made.prompt_tokens))
+            return made
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Carry out a task."""
+        async with self._reading(call, "task") as (call, backend, lease):
+            made = await backend.task(call)
+            lease.scored(made.prompt_tokens)
             return made
 
     @asynccontextmanager
@@ -212,27 +219,16 @@ class GenerationService:
             return await self._backends[pool].tokens(call)
 
     async def models(self) -> list[ModelDescription]:
-        """Each pool, then its members; a model of two pools is listed once. Fixed while we run."""
-        if self._models is None:
-            found: dict[str, ModelDescription] = {}
-            for backend in self._backends.values():
-                async with self._limit():
-                    for model in await backend.models():
-                        found.setdefault(model.name, model)
-            self._models = list(found.values())
-        return self._models
+        """Each pool, then its members; see `Listings.models`."""
+        return await self._listings.models()
 
     async def methods(self) -> list[MethodDescription]:
-        """Decoding methods; they are the same in every pool and do not change while we run."""
-        if self._methods is None:
-            async with self._limit():
-                self._methods = await next(iter(self._backends.values())).methods()
-        return self._methods
+        """Decoding methods; see `Listings.methods`."""
+        return await self._listings.methods()
 
     async def parts(self, slots: frozenset[str]) -> dict[str, dict[str, Any]]:
-        """JSON schemas of the parts in slots, by slot and name; like methods, the same in every pool."""
-        async with self._limit():
-            return await next(iter(self._backends.values())).parts(slots)
+        """JSON schemas of the parts in slots, by slot and name; see `Listings.parts`."""
+        return await self._listings.parts(slots)
 
     async def stats(self) -> dict[str, list[PoolStats] | TurnoutError]:
         """What the replicas of each pool hold right now; of a pool that does not answer, why."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deployments import embeddings_http, relevance_http
+from deployments import embeddings_http, relevance_http, tasks_http
 from deployments.choices import ChoicesSurface
 from deployments.messages import http as messages
 from deployments.messages.writer import error_body as message_error
@@ -30,6 +30,7 @@ READING: Mapping[str, ReadSurface[Any]] = {
     embeddings_http.PATH: embeddings_http.EMBEDDINGS,
     relevance_http.SCORE_PATHS[0]: relevance_http.SCORE,
     relevance_http.RERANK_PATHS[0]: relevance_http.RERANK,
+    **tasks_http.SURFACES,
 }
 
 

@@ -8,7 +8,7 @@ Every method raises TurnoutError with the server's code and the field at fault.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from turnout import client_messages as wire
-from turnout import embed_messages
+from turnout import embed_messages, task_messages
 from turnout.addresses import check_target
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
 from turnout.client_messages import Messages, Prompt, Result
@@ -169,6 +169,14 @@ class Client:
             request = embed_messages.embed_request(inputs, model, pooling, dimensions, truncate_prompt_tokens)
             return embed_messages.embeddings(self._stub.Embed(request, metadata=self._metadata))
 
+    def task(
+        self, name: str, params: Mapping[str, Any] | None = None, *, model: str = "", deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """Have a pool carry out a task; parameters and result are as its schemas say, bytes in them base64."""
+        with _translated():
+            request = task_messages.task_request(name, params or {}, model, deadline_s)
+            return task_messages.task_result(self._stub.RunTask(request, metadata=self._metadata))
+
     def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""
         with _translated():
@@ -256,6 +264,14 @@ class AsyncClient:
         with _translated():
             request = embed_messages.embed_request(inputs, model, pooling, dimensions, truncate_prompt_tokens)
             return embed_messages.embeddings(await self._stub.Embed(request, metadata=self._metadata))
+
+    async def task(
+        self, name: str, params: Mapping[str, Any] | None = None, *, model: str = "", deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """Have a pool carry out a task; parameters and result are as its schemas say, bytes in them base64."""
+        with _translated():
+            request = task_messages.task_request(name, params or {}, model, deadline_s)
+            return task_messages.task_result(await self._stub.RunTask(request, metadata=self._metadata))
 
     async def models(self, timeout_s: float | None = None) -> list[ModelDescription]:
         """Names that `model` may be: each pool, then its members. A pool without a replica starts one for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from deployments.access.spending import period_end
 from turnout.access_config import Budget, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
 from turnout.config import PoolConfig, TurnoutConfig
-from turnout.embed_calls import AnyCall, EmbedCall
+from turnout.embed_calls import AnyCall, EmbedCall, TaskCall
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import ALONE
@@ -249,10 +249,24 @@ def estimated_tokens(call: AnyCall) -> int:
         return sum(map(_estimated, (call.prompt, *call.prompts, *call.completions)))
     if isinstance(call, EmbedCall):
         return sum(map(_estimated, call.input))
+    if isinstance(call, TaskCall):
+        return sum(map(_estimated, _texts(call.params)))
     apart = sum(map(_estimated, (call.context, *(call.contrast.texts if call.contrast is not None else ()))))
     if call.messages is not None:
         return apart + sum(_estimated(turn.content) + TURN_TOKENS for turn in call.messages)
     return apart + _estimated(call.prompt or "")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _estimated(text: str | tuple[int, ...]) -> int:

@@ -19,7 +19,7 @@ from deployments.access.signed import SignedTokens, refused
 from deployments.access.tenants_file import Tenant, Tenants, read_tenants, unrecorded
 from turnout.access_config import UNLIMITED, AccessConfig, TenantLimits
 from turnout.calls import GenerateCall, Priority, ScoreCall
-from turnout.embed_calls import EmbedCall
+from turnout.embed_calls import EmbedCall, TaskCall
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.types import SharingPolicy
 
@@ -27,7 +27,7 @@ EVERYBODY = "default"
 PRIORITIES: tuple[Priority, ...] = ("interactive", "batch")
 PRIORITY_HEADER = "x-turnout-priority"
 KEY_HEADER = "x-api-key"
-C = TypeVar("C", GenerateCall, ScoreCall, EmbedCall)
+C = TypeVar("C", GenerateCall, ScoreCall, EmbedCall, TaskCall)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from deployments.relevance_http import RERANK_PATHS, SCORE_PATHS, RerankAnswer, 
 from deployments.request_fields import MAX_PROMPTS, MAX_REQUEST_ID_LENGTH, REQUEST_ID_HEADER
 from deployments.responses.body import CHAT_FIELDS, IGNORED, ResponseBody
 from deployments.schemas import ABSENT, IGNORED_FIELDS, SAMPLING_FIELDS, ChatBody, CommonBody, CompletionBody
+from deployments.tasks_http import TaskBody, TaskList, TaskObject
 from deployments.tokens_http import DetokenizeBody, TokenizeBody, Tokens, TokensText
 from turnout.types import SamplingParams
 
@@ -38,7 +39,7 @@ REF = "#/components/schemas/{model}"
 VERSION = "1"
 ELSEWHERE = "of another endpoint: other values are refused"
 INLINE = (CompletionBody, ChatBody, ResponseBody, SamplingParams, CountBody, MessagesBody)
-READING = (TokenizeBody, DetokenizeBody, EmbeddingsBody, ScoreBody, RerankBody)
+READING = (TokenizeBody, DetokenizeBody, EmbeddingsBody, ScoreBody, RerankBody, TaskBody)
 PARSED = (*INLINE, NewBatch, NewMessageBatch, *READING)
 STATUSES = {
     "400": "a field is wrong: `param` names it, the message says what is allowed",
@@ -209,6 +210,9 @@ ALL = (
         Operation("post", path, "Documents by relevance to a query.", RerankAnswer, ASKED, _body_of(RerankBody))
         for path in RERANK_PATHS
     ),
+    Operation("get", "/v1/tasks", "What a pool can be asked that writes no answer.", TaskList),
+    Operation("post", "/v1/tasks/{name}", "Carry out one of these tasks.", TaskObject, ASKED, _body_of(TaskBody),
+              headers=ASKING[:2]),
     Operation("get", "/v1/tenant", "The caller's limits and what it used.", answers.TenantObject),
     Operation("get", "/v1/tenants", "Those of all tenants, for operators.", answers.TenantList),
     Operation("get", "/healthz", "Whether every pool answers.", answers.Health, ALWAYS, also=("503",)),

@@ -14,7 +14,7 @@ from deployments.telemetry.gen_ai import operation_of, request_attributes, respo
 from deployments.telemetry.request_log import RequestLog
 from turnout import tracing
 from turnout.calls import Chunk, Event, GenerateCall, Usage
-from turnout.embed_calls import AnyCall, EmbedCall
+from turnout.embed_calls import AnyCall, EmbedCall, TaskCall
 from turnout.errors import Code, TurnoutError
 
 if TYPE_CHECKING:
@@ -242,4 +242,6 @@ def _prompt(call: AnyCall) -> Any:
         return [{"role": message.role, "content": message.content} for message in call.messages]
     if isinstance(call, EmbedCall):
         return [each if isinstance(each, str) else list(each) for each in call.input]
+    if isinstance(call, TaskCall):
+        return {call.name: dict(call.params)}
     return call.prompt if isinstance(call.prompt, str) else list(call.prompt or ())

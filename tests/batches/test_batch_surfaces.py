@@ -28,6 +28,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/embeddings": [{"input": ["ab", [1, 2, 3]]}, {"input": "abcd", "encoding_format": "base64"}],
     "/v1/score": [{"text_1": "ab", "text_2": ["c", "d"]}, {"text_1": "ab", "text_2": "cd", "scoring": "embedding"}],
     "/v1/rerank": [{"query": "ab", "documents": ["abc", "ab"], "scoring": "embedding"}],
+    "/v1/tasks/score": [{"params": {"prompt": "ab", "completions": ["c", "d"]}}],
+    "/v1/tasks/compress": [{"params": {"text": "abc", "lanes": 2}}, {"params": {"data": "YQ=="}}],
 }
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/responses": ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
@@ -35,6 +37,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/embeddings": ({"input": []}, "input"),
     "/v1/score": ({"text_1": "ab"}, "text_2"),
     "/v1/rerank": ({"query": "a", "documents": []}, "documents"),
+    "/v1/tasks/score": ({"params": {"prompt": "a", "completions": []}}, "params.completions"),
+    "/v1/tasks/compress": ({"params": {"text": "a", "lanes": 0}}, "params.lanes"),
 }
 OWN = {"id", "created", "created_at", "completed_at", "turnout", "store", "signature"}
 
@@ -66,7 +70,7 @@ async def test_a_line_is_answered_as_its_endpoint_answers(
 ) -> None:
     monkeypatch.setattr(embeddings_http, "MANY", 1)  # written in a thread
     seen: list[Any] = []
-    for name in ("embed", "score", "generate"):
+    for name in ("embed", "score", "task", "generate"):
         original = getattr(house.pool, name)
         monkeypatch.setattr(house.pool, name, lambda call, original=original: seen.append(call) or original(call))
     bad, field = BAD[endpoint]

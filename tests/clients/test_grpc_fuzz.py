@@ -23,6 +23,7 @@ RPCS: dict[str, tuple[Any, int, bool]] = {
     "/turnout.v1.Generation/StreamGenerate": (pb.GenerateRequest, 1600, True),
     "/turnout.v1.Generation/Score": (pb.ScoreRequest, 1000, False),
     "/turnout.v1.Generation/Embed": (pb.EmbedRequest, 300, False),
+    "/turnout.v1.Generation/RunTask": (pb.RunTaskRequest, 300, False),
     "/turnout.v1.Generation/ListModels": (pb.ListModelsRequest, 100, False),
     "/turnout.v1.Generation/ListMethods": (pb.ListMethodsRequest, 100, False),
     "/grpc.health.v1.Health/Check": (health_pb2.HealthCheckRequest, 100, False),

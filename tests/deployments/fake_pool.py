@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from decoding.tasks.base import open_task
 from deployments.backend import Pool, PoolMember
 from deployments.pool_deployment import load_engine
 from pool.concurrency import ConcurrencyLimiter
@@ -32,7 +34,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import invalid, not_found, out_of_range
 from turnout.types import FinishReason, TokenKind
 
@@ -101,6 +103,14 @@ class FakePool:
         lengths = [len(each) for each in call.input]
         vectors = [struct.pack("<2f", math.cos(length), math.sin(length)) for length in lengths]
         return Embeddings(b"".join(vectors), 2, tuple(lengths))
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
+        """Its parameters, where it is a task and they are its own; one token is read for each of their characters."""
+        open_task(call.name, dict(call.params))
+        given = json.dumps(dict(call.params))
+        if "wait" in given:
+            await asyncio.sleep(3600)
+        return TaskAnswer({"params": json.loads(given)}, len(given))
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:
         started = perf_counter()

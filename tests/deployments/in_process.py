@@ -13,7 +13,7 @@ from deployments.service import GenerationService
 from tests.deployments.fake_pool import load_fake_pool
 from turnout.calls import Failure, GenerateCall, MethodDescription, ModelDescription, PoolStats, ScoreCall
 from turnout.config import TurnoutConfig, parse_config
-from turnout.embed_calls import EmbedCall
+from turnout.embed_calls import EmbedCall, TaskCall
 
 
 class InProcessBackend:
@@ -39,6 +39,9 @@ class InProcessBackend:
 
     async def embed(self, call: EmbedCall) -> Any:
         return _open(await self.replica.embed(call))
+
+    async def task(self, call: TaskCall) -> Any:
+        return _open(await self.replica.task(call))
 
     async def models(self) -> list[ModelDescription]:
         return self.replica.models()

@@ -34,7 +34,7 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig, parse_config
 from turnout.cost import Cost, CostReport, SpeculationMeter
-from turnout.embed_calls import EmbedCall, Embeddings
+from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.types import FinishReason, TokenKind
 
@@ -143,6 +143,9 @@ class ScriptedPool:
         return [ScoredTokens((token,), (True,)) for _ in call.completions]
 
     async def embed(self, call: EmbedCall) -> Embeddings:
+        raise NotImplementedError
+
+    async def task(self, call: TaskCall) -> TaskAnswer:
         raise NotImplementedError
 
     def models(self) -> list[ModelDescription]:

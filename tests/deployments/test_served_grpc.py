@@ -61,6 +61,8 @@ def test_a_conversation_a_score_and_the_lists(client: Client) -> None:
     with pytest.raises(TurnoutError) as refused:
         client.embed(["a"], pooling="cls")  # type: ignore[arg-type]
     assert refused.value.field in ("pooling", "model")
+    text = {"text": "ab", "window": 9, "overlap": 1}
+    assert client.task("compress", text, model="demo", deadline_s=9.0) == {"params": text}
     assert [model.name for model in client.models()] == [
         *("demo", "small", "large", "narrow", "frail"),
         *("real", "real-small", "real-large"),

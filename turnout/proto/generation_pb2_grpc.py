@@ -55,6 +55,11 @@ class GenerationStub:
                 request_serializer=turnout_dot_proto_dot_generation__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=turnout_dot_proto_dot_generation__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.RunTask = channel.unary_unary(
+                '/turnout.v1.Generation/RunTask',
+                request_serializer=turnout_dot_proto_dot_generation__pb2.RunTaskRequest.SerializeToString,
+                response_deserializer=turnout_dot_proto_dot_generation__pb2.RunTaskResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/turnout.v1.Generation/ListModels',
                 request_serializer=turnout_dot_proto_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -99,6 +104,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunTask(self, request, context):
+        """A task: what a pool does with its models that writes no answer, with parameters and a result of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Names that a request may put in `model`: each pool, then its member models.
         """
@@ -135,6 +147,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=turnout_dot_proto_dot_generation__pb2.EmbedRequest.FromString,
                     response_serializer=turnout_dot_proto_dot_generation__pb2.EmbedResponse.SerializeToString,
+            ),
+            'RunTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunTask,
+                    request_deserializer=turnout_dot_proto_dot_generation__pb2.RunTaskRequest.FromString,
+                    response_serializer=turnout_dot_proto_dot_generation__pb2.RunTaskResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -256,6 +273,33 @@ class Generation:
             '/turnout.v1.Generation/Embed',
             turnout_dot_proto_dot_generation__pb2.EmbedRequest.SerializeToString,
             turnout_dot_proto_dot_generation__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/turnout.v1.Generation/RunTask',
+            turnout_dot_proto_dot_generation__pb2.RunTaskRequest.SerializeToString,
+            turnout_dot_proto_dot_generation__pb2.RunTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
