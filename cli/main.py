@@ -26,6 +26,7 @@ from cli import (
     route,
     serve,
     status,
+    task,
     tenants,
     train,
 )
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("batch")(batch.batch)
+app.command("task")(task.task)
 app.command("methods")(methods.methods)
 app.command("parts")(parts.parts)
 app.command("status")(status.status)
