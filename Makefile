@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-schemas bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,7 +119,7 @@ real: venv ## fetch SmolLM2-135M-Instruct (93 MB) and convert it, once, into the
 test-real: real ## the real model, served: equal to Hugging Face, batched, drafted for, over HTTP and gRPC (10 minutes)
 	$(BIN)/pytest -m real --timeout 600 $(PYTEST_ARGS)
 
-venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign` and `bench-masks`
+venv-foreign: $(FOREIGN_STAMP) ## make or update .venv-foreign: lm-evaluation-harness, GuideLLM and xgrammar, for `make check-foreign`, `bench-masks` and `bench-schemas`
 
 $(FOREIGN_STAMP): benchmarks/foreign/requirements.txt scripts/make_side_venv.sh | $(STAMP)
 	@TORCH_INDEX_ARGS='$(TORCH_INDEX_ARGS)' scripts/make_side_venv.sh $(FOREIGN_VENV) $<
@@ -232,6 +232,10 @@ bench-telemetry: venv ## measure what metrics, traces, logs and audits cost (BEN
 
 bench-masks: venv venv-foreign ## compare llguidance with xgrammar: compiling a schema, and each token's mask (2 minutes)
 	$(BIN)/python -m benchmarks.foreign.bench_masks $(BENCH_ARGS)
+
+bench-schemas: venv venv-foreign ## coverage, compliance and overhead of engines of structured output on the JSON Schema Test Suite
+	scripts/fetch_schema_tests.sh .runs/schema_tests "$(CURDIR)/$(BIN)/pip"
+	$(BIN)/python -m benchmarks.foreign.bench_schemas $(BENCH_ARGS)
 
 bench-structure: venv ## compare decoding held to a JSON schema with free decoding (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_structure $(BENCH_ARGS)
