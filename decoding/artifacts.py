@@ -15,6 +15,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from turnout.access_config import TENANT_PATTERN
 from turnout.atomic_files import write_whole
 from turnout.errors import TurnoutError, invalid, not_found
 
@@ -28,6 +29,7 @@ Opened = Callable[[str, "Artifact", str], None]
 ENTRY = "turnout_artifact"
 FORMAT = 1
 SUFFIX = ".safetensors"
+TENANTS = "tenants"  # folder in a pool's folder of artifacts with one folder for each tenant that has its own
 SAMPLED = 4096
 VERSION_DIGITS = 12
 
@@ -188,21 +190,35 @@ class Artifacts:
         folder: where they lie; None: there are none.
         kept: what was made of those that the configuration names, by who uses them.
         opened: called with the name, the artifact and its version whenever one that fits is opened.
+        tenant: whose own files are found before those of all; "": none.
     """
 
     folder: Path | None = None
     kept: dict[tuple[str, str], Kept[Any]] = field(default_factory=dict)
     opened: Opened = unheard
-    _read: dict[str, tuple[tuple[int, int], Artifact, str]] = field(default_factory=dict)
+    tenant: str = ""
+    _read: dict[Path, tuple[tuple[int, int], Artifact, str]] = field(default_factory=dict)
 
     def telling(self, opened: Opened) -> Artifacts:
         """Return the same artifacts with an observer of those that are opened."""
         return replace(self, opened=opened)
 
+    def of_tenant(self, tenant: str) -> Artifacts:
+        """Return the same artifacts and, before them, the tenant's own, which no other tenant can open or list."""
+        return replace(self, tenant=tenant)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders that are searched, in order."""
+        if self.folder is None:
+            return []
+        named = TENANT_PATTERN.fullmatch(self.tenant) is not None
+        return [self.folder / TENANTS / self.tenant, self.folder] if named else [self.folder]
+
     @property
     def names(self) -> list[str]:
-        """Names of all artifacts, sorted."""
-        return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}")) if self.folder is not None else []
+        """Names of all artifacts that can be opened, sorted."""
+        return sorted({path.stem for folder in self.folders for path in folder.glob(f"*{SUFFIX}")})
 
     def open(self, name: str, kind: str, models: ModelPool, where: str) -> Artifact:
         """An artifact that fits.
@@ -217,15 +233,18 @@ class Artifacts:
             TurnoutError: NOT_FOUND, listing what there is; INVALID_ARGUMENT: unreadable, of another kind, or made
                 for other models.
         """
-        path = self.folder / f"{name}{SUFFIX}" if self.folder is not None else None
-        if path is None or not path.is_file():
+        paths = [folder / f"{name}{SUFFIX}" for folder in self.folders]
+        for gone in [each for each in paths if each in self._read and not each.is_file()]:
+            del self._read[gone]
+        path = next((each for each in paths if each.is_file()), None)
+        if path is None:
             raise not_found(where, name, self.names)
         stat = path.stat()
         state = (stat.st_mtime_ns, stat.st_size)
-        known = self._read.get(name)
+        known = self._read.get(path)
         if known is None or known[0] != state:
             artifact = Artifact.load(path, where)
-            known = self._read[name] = (state, artifact, artifact.version)
+            known = self._read[path] = (state, artifact, artifact.version)
         known[1].check(kind, models, where)
         self.opened(name, *known[1:])
         return known[1]

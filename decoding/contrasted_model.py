@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from decoding.contrast.base import MAIN, RequestContrast, Stream
+from decoding.contrast.base import MAIN, RequestContrast, Stream, StreamRows
 from decoding.decode_loop import run_decode_loop
 from decoding.drafters.base import Candidates
 from decoding.model import Model, ModelPool, Readout, ReadSpec, Request, WrappedModel
@@ -50,7 +51,8 @@ def contrasted(request: Request, models: ModelPool, params: Any) -> Iterator[Mod
         yield models
         return
     model = models.by_role(getattr(params, "model", "large"))
-    made = ContrastedModel(model, models, asked, request.sequence)
+    own = replace(models, artifacts=models.artifacts.of_tenant(request.tenant))
+    made = ContrastedModel(model, own, asked, request.sequence)
     request.notes.append(f"contrast {asked.part.name}: logits combined from {made.num_streams} streams")
     try:
         yield replace(models, models={**models.models, model.name: made})
@@ -101,7 +103,7 @@ class ContrastedModel(WrappedModel):
     def __init__(self, inner: Model, models: ModelPool, contrast: RequestContrast, main: Sequence) -> None:
         super().__init__(inner)
         self._part, self._prompts = contrast.part, contrast.prompts
-        self._meter = Meter()
+        self._text, self._meter = models.tokenizer, Meter()
         streams = (Stream(), *self._part.streams(models, inner))
         self.num_streams = len(streams)
         readers: dict[tuple[str, str], _Reader] = {}
@@ -110,9 +112,14 @@ class ContrastedModel(WrappedModel):
             reader = readers.setdefault((model.name, stream.prompt), _Reader(model, stream.prompt))
             reader.streams.append((place, stream.layer))
         self._readers = list(readers.values())
-        lengths = {name: len(prompt.tokens) - main.num_prompt_tokens for name, prompt in self._prompts.items()}
-        self.max_length = min(each.model.max_length - lengths.get(each.prompt, 0) for each in self._readers)
+        # Which of its prompts a stream reads may not be decided yet.
+        longest = max((len(prompt.tokens) for prompt in self._prompts.values()), default=0) - main.num_prompt_tokens
+        others = {MAIN: 0}
+        self.max_length = min(each.model.max_length - others.get(each.prompt, longest) for each in self._readers)
+        self._hidden = self._part.reads().hidden
         self._followers: dict[Sequence, list[Sequence]] = {}
+        self._deciding, self._decided = asyncio.Lock(), dict[str, str]()
+        self._has_decided = False
 
     async def do(self, seq: Sequence, op: Operation[R]) -> R:
         """See `decoding.model.Model.do`."""
@@ -136,28 +143,51 @@ class ContrastedModel(WrappedModel):
 
     def _release_streams(self, seq: Sequence) -> None:
         for reader, follower in zip(self._readers[1:], self._followers.pop(seq, ()), strict=False):
-            reader.model.release(follower)
-            for meter in follower.meter.models.values():
-                meter.generated_tokens = 0  # they are the main stream's, and counted there
-            self._meter.merge(follower.meter)
+            self._release(reader.model, follower)
+
+    def _release(self, model: Model, follower: Sequence) -> None:
+        model.release(follower)
+        for meter in follower.meter.models.values():
+            meter.generated_tokens = 0  # they are the main stream's, and counted there, or no part of the answer
+        self._meter.merge(follower.meter)
+
+    async def _decide(self, seq: Sequence) -> None:
+        """Let the contrast choose among prompts, once."""
+        async with self._deciding:
+            if not self._has_decided:
+                self._decided = dict(await self._part.decide(partial(self._ask, seq)))
+                self._has_decided = True
+
+    async def _ask(self, seq: Sequence, name: str, most: int) -> str:
+        """Continue one of the prompts by at most `most` tokens, greedily, and return their text."""
+        room = self.inner.max_length - len(self._prompts[name].tokens)
+        asked = self._follower(seq, name, SamplingParams(max_tokens=min(most, room), temperature=0.0), seq.end_ids)
+        try:
+            segment = await self.inner.decode(asked)
+        finally:
+            self._release(self.inner, asked)
+        return self._text.decode([token.id for token in segment.tokens])
 
     def _sequences(self, seq: Sequence) -> list[Sequence]:
         """Return what each reader reads: the sequence, and those that follow it, with all of its tokens."""
         if seq not in self._followers:
-            self._followers[seq] = [self._follower(seq, reader.prompt) for reader in self._readers[1:]]
+            names = [self._decided.get(reader.prompt, reader.prompt) for reader in self._readers[1:]]
+            self._followers[seq] = [self._follower(seq, name) for name in names]
         followers = self._followers[seq]
         for reader, follower in zip(self._readers[1:], followers, strict=True):
             if missing := seq.tokens[seq.num_prompt_tokens + len(follower.generated) :]:
                 follower.append_plain(missing, reader.model.name, reader.model.num_parameters)
         return [seq, *followers]
 
-    def _follower(self, seq: Sequence, name: str) -> Sequence:
+    def _follower(
+        self, seq: Sequence, name: str, sampling: SamplingParams | None = None, ends: Iterable[int] = ()
+    ) -> Sequence:
         prompt, sharing = seq.tokens[: seq.num_prompt_tokens], seq.sharing
         if name != MAIN:
             prompt, sharing = list(self._prompts[name].tokens), self._prompts[name].sharing
-        sampling = SamplingParams(max_tokens=seq.sampling.max_tokens)
+        sampling = sampling or SamplingParams(max_tokens=seq.sampling.max_tokens)
         context = (sharing, seq.tenant, seq.lossy, seq.low_priority)
-        follower = Sequence(prompt, sampling, seq.seed, (), None, *context)
+        follower = Sequence(prompt, sampling, seq.seed, ends, None, *context)
         follower.owner = seq.owner
         return follower
 
@@ -171,7 +201,8 @@ class ContrastedModel(WrappedModel):
                 they are.
             want: what to read; hidden states are the main stream's.
         """
-        hidden = replace(LOGITS, hidden=want.hidden, before=want.before, mean=want.mean)
+        await self._decide(seq)
+        hidden = replace(LOGITS, hidden=want.hidden | self._hidden, before=want.before, mean=want.mean)
         sequences = self._sequences(seq)
         read_by = zip(self._readers, sequences, strict=True)
         found = await _together(
@@ -183,8 +214,9 @@ class ContrastedModel(WrappedModel):
         for reader, (_, logits) in zip(self._readers, found, strict=True):
             for (place, _), values in zip(reader.streams, logits, strict=True):
                 streams[place] = _as_wide(values.float().to(device), self.inner.vocab_size)
-        contexts = [RowContext(seq, path) for path in paths]
-        combined = self._part.combine(torch.stack(streams, 1), contexts)
+        states = {layer: torch.stack([row.hidden[layer] for row in main[: len(paths)]]) for layer in self._hidden}
+        rows = StreamRows([RowContext(seq, path) for path in paths], states)
+        combined = self._part.combine(torch.stack(streams, 1), rows)
         asked = replace(want, hidden=frozenset(), before=frozenset(), mean=False)
         made = await self.inner.choose(seq, combined, paths, asked)
         for row, of_model in zip(made, main, strict=False):

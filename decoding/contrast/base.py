@@ -7,14 +7,14 @@ row depends on the logits of the row and its context alone, so drafts, forks and
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from decoding.model import Model, ModelPool
+from decoding.model import Model, ModelPool, ReadSpec
 from decoding.parts import Part
 from decoding.row_context import RowContext
 from decoding.sequence import DEFAULT_SHARING
@@ -23,6 +23,9 @@ from turnout.types import Sharing
 PACKAGE = "decoding.contrast"
 MAIN = ""  # the prompt of the request, and the model that answers it
 FAR = 1e4  # nats: what is so far behind the best has probability 0 in float32
+NOTHING = ReadSpec(draw=None)
+
+Ask = Callable[[str, int], Awaitable[str]]  # name of a prompt, most tokens -> how the answering model continues it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,19 @@ class StreamPrompt:
     sharing: Sharing = DEFAULT_SHARING
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRows:
+    """Rows that a contrast combines: the next tokens after each prefix of a draft.
+
+    Attributes:
+        contexts: of each row, in the main stream.
+        hidden: float32 [rows, width] by layer, hidden states of the main stream, of the layers in `Contrast.reads`.
+    """
+
+    contexts: Rows[RowContext]
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
 class Contrast(Part):
     """A contrast. Every stream reads the tokens of the answer, whichever of them the combined row chose.
 
@@ -96,17 +112,35 @@ class Contrast(Part):
         """Streams besides the main one, in the order in which `combine` gets them.
 
         Args:
-            models: the pool.
+            models: the pool; of its artifacts, those that the request's tenant may open.
             model: the one that answers.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT or NOT_FOUND: these models, or an artifact, cannot be worked with.
         """
 
+    def reads(self) -> ReadSpec:
+        """Hidden states of the main stream that `combine` needs besides logits; asked after `streams`."""
+        return NOTHING
+
+    async def decide(self, ask: Ask) -> Mapping[str, str]:
+        """Choose among prompts, once before the first token of an answer.
+
+        Args:
+            ask: lets the answering model continue one of `prompts`, greedily; returns the text.
+
+        Returns:
+            Prompts that are read in place of those that `streams` names, by the names given there.
+        """
+        return {}
+
     @abstractmethod
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """Combine the streams of one request; rows are the next tokens after each prefix of a draft.
 
         Args:
             logits: float32 [rows, streams, vocab], finite, the main stream first. Not to be modified.
-            contexts: of the rows, in the main stream.
+            rows: what rows these are.
 
         Returns:
             float32 [rows, vocab], finite: structures and processors come after it, and must find a token that they

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Asked, Contrast, Stream
+from decoding.contrast.base import Asked, Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
-from decoding.row_context import RowContext
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -42,7 +40,7 @@ class Cad(Contrast):
         """See `Contrast.streams`."""
         return (Stream(prompt=WITHOUT),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         alpha = self.params.alpha
         return (1.0 + alpha) * logits[:, 0] - alpha * logits[:, 1]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Asked, Contrast, Stream
+from decoding.contrast.base import Asked, Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
-from decoding.row_context import RowContext
 from turnout.registry import MethodParams
 
 NEGATIVE = "negative"
@@ -44,7 +42,7 @@ class Cfg(Contrast):
         """See `Contrast.streams`."""
         return (Stream(prompt=NEGATIVE),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         main, negative = logits.log_softmax(-1).unbind(1)
         return self.params.scale * (main - negative) + negative

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Contrast, Stream, outside, plausible
+from decoding.contrast.base import Contrast, Stream, StreamRows, outside, plausible
 from decoding.model import Model, ModelPool
-from decoding.row_context import RowContext
 from turnout.registry import MethodParams, ModelRole
 
 
@@ -36,7 +34,7 @@ class Contrastive(Contrast):
         """See `Contrast.streams`."""
         return (Stream(role=self.params.amateur),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         params, expert = self.params, logits[:, 0].log_softmax(-1)
         amateur = (logits[:, 1] / params.amateur_temperature).log_softmax(-1)

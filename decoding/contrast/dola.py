@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Contrast, Stream, outside, plausible
+from decoding.contrast.base import Contrast, Stream, StreamRows, outside, plausible
 from decoding.model import Model, ModelPool
 from decoding.processors.base import row_sums
-from decoding.row_context import RowContext
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -64,7 +62,7 @@ class Dola(Contrast):
                 raise invalid(f"{self.where}.layers", f"layer {number}; allowed: 1 to {count - 1}")
         return tuple(dict.fromkeys(layers))
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         laws = logits.log_softmax(-1)
         last, early = laws[:, :1], laws[:, 1:]
@@ -72,8 +70,8 @@ class Dola(Contrast):
             return logits[:, 0]
         mean = 0.5 * (last.exp() + early.exp())
         apart = -2.0 * torch.special.entr(mean) - mean * (last + early)  # both divergences, token by token
-        rows, layers, vocab = apart.shape
-        farthest = row_sums(apart.reshape(-1, vocab)).view(rows, layers).argmax(-1)
+        count, layers, vocab = apart.shape
+        farthest = row_sums(apart.reshape(-1, vocab)).view(count, layers).argmax(-1)
         chosen = early.gather(1, farthest[:, None, None].expand(-1, 1, vocab))[:, 0]
         final = last[:, 0]
         return outside(final - chosen, plausible(final, self.params.alpha), final)

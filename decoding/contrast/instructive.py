@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Asked, Contrast, Stream
+from decoding.contrast.base import Asked, Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
-from decoding.row_context import RowContext
 from turnout.registry import MethodParams
 
 NOISY = "noisy"
@@ -75,7 +73,7 @@ class Instructive(Contrast):
         """See `Contrast.streams`."""
         return (Stream(prompt=NOISY),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         return logits[:, 0] - self.params.epsilon * logits[:, 1]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Asked, Contrast, Stream
+from decoding.contrast.base import Asked, Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
 from decoding.processors.base import row_sums
-from decoding.row_context import RowContext
 from turnout.registry import MethodParams
 
 SOURCELESS = "sourceless"
@@ -48,7 +46,7 @@ class Pmi(Contrast):
         """See `Contrast.streams`."""
         return (Stream(prompt=SOURCELESS),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         main, sourceless = logits.log_softmax(-1).unbind(1)
         entropy = row_sums(torch.special.entr(main.exp()))

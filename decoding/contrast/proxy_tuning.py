@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Contrast, Stream
+from decoding.contrast.base import Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
-from decoding.row_context import RowContext
 from turnout.registry import MethodParams, ModelRole
 
 
@@ -35,7 +33,7 @@ class ProxyTuning(Contrast):
         """See `Contrast.streams`."""
         return Stream(role=self.params.expert), Stream(role=self.params.anti_expert)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         return logits[:, 0] + self.params.alpha * (logits[:, 1] - logits[:, 2])
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.contrast.base import Asked, Contrast, Stream, outside
+from decoding.contrast.base import Asked, Contrast, Stream, StreamRows, outside
 from decoding.model import Model, ModelPool
 from decoding.processors.base import row_sums
-from decoding.row_context import RowContext
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -64,7 +62,7 @@ class Uscd(Contrast):
         """See `Contrast.streams`."""
         return (Stream(prompt=LAME),)
 
-    def combine(self, logits: torch.Tensor, contexts: Rows[RowContext]) -> torch.Tensor:
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         params, (main, lame) = self.params, logits.softmax(-1).unbind(1)
         vocab = main.shape[-1]

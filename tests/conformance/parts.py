@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from decoding.artifacts import Artifact
+from decoding.contrast.base import PACKAGE as CONTRASTS
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.parts import Example, ModelShape
@@ -32,9 +33,11 @@ ALL_SELECTORS = parts(SELECTORS)
 ALL_VERIFIERS = parts(VERIFIERS)
 LOSSLESS = {name: part for name, part in ALL_VERIFIERS.items() if part.lossless}
 LOSSY = {name: part for name, part in ALL_VERIFIERS.items() if not part.lossless}
+ALL_CONTRASTS = parts(CONTRASTS)
 EVERY = {
     (slot, name): part
     for slot, found in {
+        "contrast": ALL_CONTRASTS,
         "drafters": ALL_DRAFTERS,
         "lengths": ALL_LENGTHS,
         "selectors": ALL_SELECTORS,

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.contrast.base import PACKAGE, Asked, Contrast, RequestContrast, Stream, StreamPrompt
+from decoding.contrast.base import Asked, Contrast, RequestContrast, Stream, StreamPrompt, StreamRows
 from decoding.contrasted_model import LOGITS, contrasted
 from decoding.logits import choice_scores
 from decoding.model import ModelPool, Request
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
-from tests.conformance.parts import VOCAB, drafter_choice
+from tests.conformance.parts import ALL_CONTRASTS, VOCAB, WIDTH, drafter_choice
 from tests.conformance.test_identity import pool as pool
 from tests.conformance.test_identity import prompts
 from tests.conformance.test_structures import STRUCTURE, assert_fits
 from tests.constrained import END, char_compiler
 from turnout.part_choice import PartChoice
-from turnout.registry import all_methods, get_method, load, names
+from turnout.registry import all_methods, get_method
 from turnout.types import SamplingParams, Token
 
-CONTRASTS: dict[str, type[Contrast]] = {name: load(PACKAGE, name, "part").PART for name in names(PACKAGE)}
+CONTRASTS: dict[str, type[Contrast]] = ALL_CONTRASTS
 ASKED = Asked("Say it.\n>>> f(1)\n2\n", "A text that it is about.", "Be short.")
 LONGEST = 12
 ROWS = 6
@@ -73,39 +73,44 @@ async def answers(pool: ModelPool, contrast: RequestContrast | None, **sampling:
 
 async def by_hand(pool: ModelPool, contrast: RequestContrast, seq: Sequence) -> torch.Tensor:
     """The combined row after a sequence, [1, vocab]: every stream is read alone and from its start."""
-    rows = []
+    rows, states = list[torch.Tensor](), dict[int, torch.Tensor]()
     for stream in (Stream(), *contrast.part.streams(pool, pool.large)):
         model = pool.by_role(stream.role) if stream.role else pool.large
         prompt = contrast.prompts[stream.prompt].tokens if stream.prompt else seq.tokens[: seq.num_prompt_tokens]
         alone = Sequence([*prompt, *seq.answer], SamplingParams(max_tokens=1), 0)
         layers = frozenset() if stream.layer is None else frozenset({stream.layer})
-        [row] = await model.extend(alone, want=replace(LOGITS, hidden=layers))
+        wanted = contrast.part.reads().hidden if not rows else frozenset[int]()
+        [row] = await model.extend(alone, want=replace(LOGITS, hidden=layers | wanted))
+        states |= {layer: row.hidden[layer][None] for layer in wanted}
         for layer in layers:
             [row] = await model.read(alone, row.hidden[layer][None], [()], LOGITS, normed=True)
         model.release(alone)
         assert row.logits is not None
         rows.append(row.logits.float())
-    return contrast.part.combine(torch.stack(rows)[None], [RowContext(seq)])
+    return contrast.part.combine(torch.stack(rows)[None], StreamRows([RowContext(seq)], states))
 
 
-def logits_of(pool: ModelPool, name: str, params: dict[str, Any] | None, rows: int = ROWS) -> torch.Tensor:
-    part = contrast_of(name, params).part
+def given(pool: ModelPool, name: str, params: dict[str, Any] | None) -> tuple[Contrast, torch.Tensor, StreamRows]:
+    """A contrast that has seen the pool, logits of its streams, and the rows they are of."""
+    part, draw = contrast_of(name, params).part, torch.Generator().manual_seed(3)
     streams = 1 + len(part.streams(pool, pool.large))
-    return torch.randn((rows, streams, VOCAB), generator=torch.Generator().manual_seed(3)) * 3
-
-
-def contexts(rows: int = ROWS) -> list[RowContext]:
+    logits = torch.randn((ROWS, streams, VOCAB), generator=draw) * 3
     seq = sequence(0)
     seq.append(Token(5, "m"))
-    return [RowContext(seq, tuple(range(2, 2 + row))) for row in range(rows)]
+    states = {layer: torch.randn((ROWS, WIDTH), generator=draw) for layer in part.reads().hidden}
+    return part, logits, StreamRows([RowContext(seq, tuple(range(2, 2 + row))) for row in range(ROWS)], states)
+
+
+def row_of(rows: StreamRows, place: int) -> StreamRows:
+    return StreamRows(rows.contexts[place : place + 1], {k: each[place : place + 1] for k, each in rows.hidden.items()})
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", CONTRASTS)
 async def test_off_is_plain_decoding(pool: ModelPool, name: str) -> None:
     off = dict(CONTRASTS[name].off)
-    logits = logits_of(pool, name, off)
-    made = contrast_of(name, off).part.combine(logits, contexts())
+    part, logits, rows = given(pool, name, off)
+    made = part.combine(logits, rows)
     assert torch.allclose(made.softmax(-1), logits[:, 0].softmax(-1), atol=1e-6)
     plain = await answers(pool, None, temperature=0.9)
     assert await answers(pool, contrast_of(name, off), temperature=0.9) == plain
@@ -117,14 +122,14 @@ async def test_off_is_plain_decoding(pool: ModelPool, name: str) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", CONTRASTS)
 async def test_rows_are_what_they_are_alone(pool: ModelPool, name: str) -> None:
-    logits, part = logits_of(pool, name, None), contrast_of(name).part
-    before, rows = logits.clone(), contexts()
+    part, logits, rows = given(pool, name, None)
+    before = logits.clone()
     made = part.combine(logits, rows)
     assert torch.equal(logits, before)
     assert made.shape == (ROWS, VOCAB)
     assert made.isfinite().all()
-    for place, row in enumerate(rows):
-        assert torch.equal(part.combine(logits[place : place + 1], [row])[0], made[place])
+    for place in range(ROWS):
+        assert torch.equal(part.combine(logits[place : place + 1], row_of(rows, place))[0], made[place])
     others = [None, contrast_of(list(CONTRASTS)[list(CONTRASTS).index(name) - 1])]
     together = [answers(pool, each, temperature=0.9) for each in (contrast_of(name), *others)]
     assert await answers(pool, contrast_of(name), temperature=0.9) == (await asyncio.gather(*together))[0]
@@ -141,12 +146,12 @@ async def test_streams_keep_step(pool: ModelPool, name: str) -> None:
         logits = await by_hand(pool, contrast, again)
         assert token == int(choice_scores(logits, [RowContext(again)]).argmax())
         again.append(Token(token, "large"))
-    streams = len({(stream.role, stream.prompt) for stream in contrast.part.streams(pool, pool.large)} - {("", "")})
-    assert bool(request.stream_meter.models) == (streams > 0)
+    streams = {(stream.role, stream.prompt) for stream in contrast.part.streams(pool, pool.large)} - {("", "")}
+    assert bool(request.stream_meter.models) == bool(streams)
     assert request.stream_meter.answer_tokens == 0
     read = sum(each.prompt_tokens for each in request.stream_meter.models.values())
     read += sum(each.cached_tokens for each in request.stream_meter.models.values())
-    assert read >= sum(len(each.tokens) for each in contrast.prompts.values())
+    assert read >= sum(len(contrast.prompts[prompt].tokens) for _, prompt in streams if prompt)
 
 
 @pytest.mark.asyncio(loop_scope="module")

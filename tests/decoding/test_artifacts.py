@@ -128,3 +128,23 @@ def test_a_digest_tells_models_apart(change):
     else:
         changed["b"][-1] = 1.0
     assert weights_digest(config, changed) != digest
+
+
+def test_a_tenant_finds_its_own_before_those_of_all_and_nobody_elses(tmp_path: Path):
+    artifact().save(tmp_path / "shared.safetensors")
+    artifact(settings={"whose": "all"}).save(tmp_path / "both.safetensors")
+    for tenant in ("acme", "other"):
+        artifact(settings={"whose": tenant}).save(tmp_path / "tenants" / tenant / "both.safetensors")
+    artifact().save(tmp_path / "tenants" / "other" / "secret.safetensors")
+    artifacts = Artifacts(tmp_path)
+    acme = artifacts.of_tenant("acme")
+    assert (artifacts.names, acme.names) == (["both", "shared"], ["both", "shared"])
+    assert artifacts.of_tenant("other").names == ["both", "secret", "shared"]
+    for asked, whose in ((acme, "acme"), (artifacts.of_tenant("other"), "other"), (artifacts, "all"), (acme, "acme")):
+        assert asked.open("both", "disco", MODELS, "f").settings == {"whose": whose}
+    assert acme.open("shared", "disco", MODELS, "f") is artifacts.open("shared", "disco", MODELS, "f")
+    for tenant in ("acme", "", "..", "other/", "(audit)", "other\n"):
+        caught = refusal(lambda tenant=tenant: artifacts.of_tenant(tenant).open("secret", "disco", MODELS, "f"))
+        assert (caught.code, caught.message) == (Code.NOT_FOUND, "f: 'secret' is not known; available: both, shared")
+    (tmp_path / "tenants" / "acme" / "both.safetensors").unlink()
+    assert acme.open("both", "disco", MODELS, "f").settings == {"whose": "all"}

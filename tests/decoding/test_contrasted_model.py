@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
-from decoding.contrast.base import RequestContrast, StreamPrompt
+from decoding.contrast.base import Ask, RequestContrast, StreamPrompt, StreamRows
 from decoding.contrast.cfg import Cfg
 from decoding.contrast.contrastive import Contrastive
 from decoding.contrasted_model import ContrastedModel, contrasted
 from decoding.fakes import TableModel, pair
-from decoding.model import ReadSpec, Request
+from decoding.model import Readout, ReadSpec, Request
 from decoding.sequence import Sequence
+from tests.decoding.head_models import StateModel
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 
@@ -66,3 +71,56 @@ async def test_a_stream_that_fails_ends_the_answer_and_leaves_nothing() -> None:
     assert small.busy().sequences == large.busy().sequences == 0
     assert request.stream_meter.models["small"].forwards == 4
     assert request.stream_meter.models["small"].prompt_tokens == len(PROMPT)
+
+
+class Deciding(Cfg):
+    """Asks which of two prompts its stream reads, and looks at the state of layer -1."""
+
+    answers: list[str]
+
+    async def decide(self, ask: Ask) -> Mapping[str, str]:
+        self.answers = [*getattr(self, "answers", []), await ask("question", 2)]
+        return {"negative": "other"}
+
+    def reads(self) -> ReadSpec:
+        return ReadSpec(draw=None, hidden=frozenset({-1}))
+
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
+        assert rows.hidden[-1].shape == (len(rows.contexts), 4)
+        self.seen = [*getattr(self, "seen", []), *rows.hidden[-1].argmax(-1).tolist()]
+        return super().combine(logits, rows)
+
+
+class Counting(StateModel):
+    """Token 1 after 0, ...; remembers the sequences that it was asked about."""
+
+    def __init__(self) -> None:
+        super().__init__("large", [1, 2, 3, 0])
+        self.read_prompts: list[tuple[int, ...]] = []
+
+    def _read(self, seq: Sequence, *args: Any) -> list[Readout]:
+        self.read_prompts.append(tuple(seq.tokens[: seq.num_prompt_tokens]))
+        return super()._read(seq, *args)
+
+
+@pytest.mark.asyncio
+async def test_what_is_decided_before_the_first_token() -> None:
+    """Once a request, forks included, by the model that answers; streams read the prompt decided on."""
+    model = Counting()
+    prompts = {name: StreamPrompt(ids) for name, ids in (("negative", (3,)), ("question", (2, 2)), ("other", (1, 1)))}
+    part, request = Deciding(), Request("r", sequence())
+    request.contrast = RequestContrast(part, prompts)
+    with contrasted(request, pair(model, model), get_method("plain").parse({})) as models:
+        made = models.large
+        assert isinstance(made, ContrastedModel)
+        assert made.max_length == model.max_length
+        twin = made.fork(request.sequence)
+        await asyncio.gather(*(made.extend(each, want=ReadSpec(logits=True)) for each in (request.sequence, twin)))
+        made.release(twin)
+        made.release(request.sequence)
+    assert part.answers == ["30"]
+    assert part.seen == [0, 0]
+    assert set(model.read_prompts) == {tuple(PROMPT), (2, 2), (1, 1)}
+    meter = request.stream_meter.models["large"]
+    assert (meter.generated_tokens, meter.prompt_tokens) == (0, 2 + 2 + 2)
+    assert model.busy().sequences == 0

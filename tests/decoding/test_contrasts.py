@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.contrast.base import Asked, Contrast, outside, plausible
+from decoding.contrast.base import Asked, Contrast, StreamRows, outside, plausible
 from decoding.contrast.cad import Cad
 from decoding.contrast.cfg import Cfg
 from decoding.contrast.contrastive import Contrastive
@@ -28,7 +28,7 @@ def made(kind: type[Contrast], streams: list[list[float]], **params: Any) -> tor
     """The combined row of one row of streams, as a law."""
     part = kind(kind.Params(**params))
     context = RowContext(Sequence([1], SamplingParams(), seed=0))
-    return part.combine(torch.tensor([streams]), [context])[0]
+    return part.combine(torch.tensor([streams]), StreamRows([context]))[0]
 
 
 def law(kind: type[Contrast], streams: list[list[float]], **params: Any) -> list[float]:
