@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import train_codecs, train_draft, train_judges, train_lengths, train_router, train_stores
+from cli import (
+    train_amateur,
+    train_codecs,
+    train_draft,
+    train_judges,
+    train_lengths,
+    train_router,
+    train_stores,
+)
 from cli.artifact_output import keep
 from cli.output import print_json, print_table, shown_progress
 from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, configured_model
@@ -29,6 +37,7 @@ train_judges.register(app)
 train_codecs.register(app)
 train_draft.register(app)
 train_stores.register(app)
+train_amateur.register(app)
 
 ModelName = Annotated[
     str,
