@@ -300,23 +300,23 @@ class ModelWorker:
 
 def card_of(member: LoadedMember, address: str, node_id: str) -> ModelCard:
     """What an actor says of its model, as far as it is there yet, and of itself."""
-    checkpoint, model = member.checkpoint, member.model
+    checkpoint, model, plan = member.checkpoint, member.model, member.checkpoint.plan
     return ModelCard(
         name=member.name,
         architecture=checkpoint.architecture,
         num_parameters=checkpoint.num_parameters,
         vocab_size=checkpoint.vocab_size,
         max_length=model.max_length if model is not None else checkpoint.max_length,
-        num_layers=checkpoint.plan.num_layers,
+        num_layers=plan.num_layers,
         digest=checkpoint.digest,
         code=sources_digest(),
         versions={"python": platform.python_version(), "torch": torch.__version__, "ray": ray.__version__},
         node_ip=address,
         node_id=node_id,
         pid=os.getpid(),
-        numerics=numerics_class(checkpoint.plan.backend.name, member.device.torch_device),
+        numerics=numerics_class(plan.backend.name, member.device.torch_device, plan.kv_dtype),
         token_bytes=token_bytes(model) if model is not None else 0,
-        by_length=checkpoint.plan.by_length,
+        by_length=plan.by_length,
         times=model.step_time if model is not None else None,
     )
 

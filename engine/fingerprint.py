@@ -72,12 +72,19 @@ def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
     return whole.hexdigest()
 
 
-def numerics_class(backend: str, device: torch.device) -> str:
-    """By what, and on which kind of processor, numbers are computed: within a class they differ as between batches."""
+def numerics_class(backend: str, device: torch.device, kv_dtype: str = "auto") -> str:
+    """By what, and on which kind of processor, numbers are computed: within a class they differ as between batches.
+
+    Args:
+        backend: name of the kernels.
+        device: where they run.
+        kv_dtype: as `models.NAME.kv_dtype`: what is read from keys and values that were rounded is another number.
+    """
+    kept = [] if kv_dtype == "auto" else [f"kv-{kv_dtype}"]
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        return f"{backend} sm{major}{minor}"
-    return " ".join([backend, platform.machine(), *sorted(ISA & _processor_flags())])
+        return " ".join([backend, f"sm{major}{minor}", *kept])
+    return " ".join([backend, platform.machine(), *sorted(ISA & _processor_flags()), *kept])
 
 
 def _processor_flags() -> frozenset[str]:

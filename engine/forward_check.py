@@ -30,6 +30,8 @@ EXPERT_CHUNKS = (9, 6, *(1,) * 9)
 CHECK_TOLERANCE = {torch.float32: 1.25e-4, torch.bfloat16: 0.12, torch.float16: 0.02}
 # Of a model whose linear weights are integers, in any dtype: its inputs to them are rounded to 8 bits.
 INTEGER_TOLERANCE = 0.5
+# Of keys and values rounded to 8 bits, next to the same forward over those that are not.
+ROUNDED_KV_TOLERANCE = 0.25
 # The largest of a million rounding errors is some five times their root mean square; one of more is another fault's.
 LONE = 8
 

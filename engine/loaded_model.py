@@ -16,6 +16,7 @@ from engine.attention.latent import keep_latents
 from engine.attention.temperature import take_temperature
 from engine.backends.base import Backend
 from engine.backends.stacks import Head
+from engine.cache.kv_formats import KVDtype
 from engine.cache.paged_kv import PagedKV
 from engine.rope import LengthRotary, unfit_rope
 from engine.unlisted import check_kind, check_unlisted
@@ -57,6 +58,7 @@ class LoadedModel:
     Attributes:
         ranks: processes the model is split over; `kv_heads` are those of one.
         rotates: for each layer whether it rotates queries and keys; empty: not known.
+        kv_dtype: how its pools keep keys and values.
         has_experts: whether tokens are routed to experts.
         by_length: see `decoding.model.Model`.
     """
@@ -70,6 +72,7 @@ class LoadedModel:
             take_temperature(layer)
         self.ranks = 1
         self.backend = backend
+        self.kv_dtype: KVDtype = "auto"
         self.kv_heads, self.head_dim = kv_shape(config)
         self.num_layers: int = len(parts.layers)
         # Logits beyond this are cut off: checkpoints of one family pad one vocabulary to different sizes.
@@ -91,7 +94,7 @@ class LoadedModel:
 
     def cache(self, num_slots: int, device: torch.device) -> PagedKV:
         """Return a new KV pool of `num_slots` tokens."""
-        return PagedKV(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device)
+        return PagedKV(self.num_layers, num_slots, self.kv_heads, self.head_dim, self.dtype, device, self.kv_dtype)
 
     def rope_length(self, longest: int) -> int:
         """See `engine.rope.LengthRotary.length_of`; 0 where the angles depend on positions alone."""

@@ -16,6 +16,7 @@ from decoding.vocabulary import SubVocabulary
 from engine.architectures import architecture_named
 from engine.attention.step import NAME
 from engine.backends.base import Kernels, choose_backend
+from engine.cache.kv_formats import KVDtype
 from engine.checkpoints import read_config, read_model, reading
 from engine.costs.limits import available_memory
 from engine.forward_check import (
@@ -23,6 +24,7 @@ from engine.forward_check import (
     CHECK_TOLERANCE,
     EXPERT_CHUNKS,
     INTEGER_TOLERANCE,
+    ROUNDED_KV_TOLERANCE,
     difference,
     our_logits,
     plain_logits,
@@ -33,7 +35,7 @@ from engine.loaded_model import LoadedModel, check_supported
 from engine.rope import context_length, depends_on_length
 from engine.twin import check_twin
 from engine.unlisted import refuse
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, TurnoutError, invalid
 
 EXACT_MARGIN = 1.5  # of the memory that the weights take in float32, for what is read on the way
 
@@ -70,6 +72,7 @@ def load_checkpoint(
     shared_attention: bool = True,
     field: str = "model",
     weights: Weights = "dense",
+    kv_dtype: KVDtype = "auto",
 ) -> Checkpoint:
     """Load a Hugging Face checkpoint folder; see `prepare`.
 
@@ -81,6 +84,7 @@ def load_checkpoint(
         shared_attention: see `prepare`.
         field: the model's place in the configuration, for messages.
         weights: how linear weights are kept: as numbers of `dtype`, as the checkpoint stores them, or as integers.
+        kv_dtype: how keys and values are kept.
 
     Raises:
         TurnoutError: as `prepare`; INVALID_ARGUMENT for `field`: the files cannot be read, or weights are missing.
@@ -101,6 +105,7 @@ def load_checkpoint(
 
     checkpoint = prepare(model.to(device), kernels, shared_attention, exact, integers)
     checkpoint.notes[:0] = notes
+    round_kv(checkpoint, kv_dtype, f"{field.removesuffix('.path')}.kv_dtype")
     checkpoint.draft_vocabulary = SubVocabulary.load(path, checkpoint.vocab_size, field)
     _trim()
     return checkpoint
@@ -169,6 +174,34 @@ def prepare(
     )
     check_forward(checkpoint, expected, exact, CHECK_TOLERANCE[dtype] if integers is None else INTEGER_TOLERANCE)
     return checkpoint
+
+
+def round_kv(checkpoint: Checkpoint, kv_dtype: KVDtype, field: str = "kv_dtype") -> None:
+    """Keep keys and values otherwise than as the model's numbers; checks a forward against the one that did not.
+
+    Args:
+        checkpoint: of `prepare`, not in use yet.
+        kv_dtype: how.
+        field: its place in the configuration, for messages.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT for `field`, the backend has no kernels for it. INTERNAL, the forwards differ
+            by more than such rounding.
+    """
+    plan = checkpoint.plan
+    if kv_dtype == plan.kv_dtype:
+        return
+    backend = plan.backend
+    if kv_dtype not in backend.kv_dtypes:
+        allowed = f"allowed with the {backend.name} kernels: {', '.join(backend.kv_dtypes)}"
+        raise invalid(field, f"{kv_dtype!r} needs engine.kernels native, torch or plain; {allowed}")
+    expected = our_logits(plan, CHECK_CHUNKS, checkpoint.vocab_size, plan.device)
+    plan.kv_dtype = kv_dtype
+    got = our_logits(plan, CHECK_CHUNKS, checkpoint.vocab_size, plan.device)
+    apart = typical_difference(got, expected, CHECK_CHUNKS)
+    if not apart <= ROUNDED_KV_TOLERANCE:
+        what = f"a forward over keys and values in {kv_dtype} differs by {apart:.3g} of the logits' spread"
+        raise TurnoutError(Code.INTERNAL, f"{checkpoint.architecture}: {what}", field)
 
 
 def check_forward(

@@ -83,7 +83,7 @@ class EngineModel(PoolMember):
         self.draft_vocabulary = None if kept is None else kept.below(checkpoint.vocab_size)
         self.num_layers, self.by_length = plan.num_layers, plan.by_length
         self.stores = Stores()
-        slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype)
+        slot_bytes = PagedKV.slot_bytes(plan.num_layers, plan.kv_heads, plan.head_dim, checkpoint.dtype, plan.kv_dtype)
         size = cache_size(name, slot_bytes, checkpoint.max_length, config, engine)
         self.max_length, num_blocks = size.max_length, size.num_blocks
         self.notes = [*checkpoint.notes, *length_notes(name, plan.rotary, self.max_length)]
@@ -96,7 +96,7 @@ class EngineModel(PoolMember):
             log.warning("%s", note)
             self.notes.append(note)
         self.dtype = checkpoint.dtype
-        self.numerics = numerics_class(plan.backend.name, device.torch_device)
+        self.numerics = numerics_class(plan.backend.name, device.torch_device, plan.kv_dtype)
         most = size.max_length
         self.pool = BlockPool(num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, most)))
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
@@ -174,7 +174,8 @@ class EngineModel(PoolMember):
             "layout": KV_LAYOUT,
             "numerics": self.numerics,
         }
-        shape = (self.num_layers, self.store.kv_heads, self.store.head_dim, self.dtype, self.pool.block_size)
+        store = self.store
+        shape = (self.num_layers, store.kv_heads, store.head_dim, store.dtype, self.pool.block_size)
         return ModelLayout(parts, *shape, profiles or {})
 
     async def ready(self, seq: Sequence) -> BlockTable:

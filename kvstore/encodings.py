@@ -15,6 +15,7 @@ from kvstore.layout import choose_chunk_tokens, layer_groups
 from kvstore.lookup.memory import EXACT
 from kvstore.types import ModelLayout
 from kvstore.value import OVERHEAD_BYTES, encoding_name, open_into, seal
+from turnout.errors import invalid
 from turnout.types import Sharing
 
 BUFFERS_KEPT = 8
@@ -88,6 +89,9 @@ class Encodings:
         self.fingerprint = fingerprint({**layout.fingerprint_parts, "chunk_tokens": self.chunk_tokens})
         self.groups = layer_groups(layout, self.chunk_tokens)
         loaded = [load_codec(name, layout.profiles) for name in dict.fromkeys(codecs)]
+        if layout.dtype == torch.int8 and (lossy := [codec.name for codec in loaded if not codec.lossless]):
+            message = f"{', '.join(lossy)}: a model with kv_dtype int8 is stored exactly; allowed with it: raw"
+            raise invalid("kvstore.codecs", message)
         self.all = [self._encoding(codec) for codec in sorted(loaded, key=lambda codec: not codec.lossless)]
         self.buffers = BufferPool(max((size for encoding in self.all for size in encoding.sizes), default=0))
 

@@ -28,7 +28,7 @@ NONCE = slice(64, 76)
 # Little-endian: magic, version, codec, dtype | first layer, layers, tokens, KV heads, head width | epoch, payload
 # bytes | SHA-256 of the key | nonce | zeros. What comes before the epoch depends on codec and shape only.
 _FORM = struct.Struct("<4sHBB HHIHH IQ 32s 12s 20x")
-_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 
 Reason = Literal["short", "magic", "version", "header", "epoch", "length", "tag"]
 

@@ -102,6 +102,7 @@ class LocalPool(Pool):
                 config.engine.shared_attention,
                 f"models.{member}.path",
                 settings.weights,
+                settings.kv_dtype,
             )
         parts = open_parts(name, config)
         native = [checkpoint.vocab_size for member, checkpoint in checkpoints.items() if member not in parts.foreign]

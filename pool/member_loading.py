@@ -129,9 +129,8 @@ def load_member(
     group: Group | None = None
     if ranks is None:
         source = f"models.{name}.path"
-        checkpoint = load_checkpoint(
-            *rest, device.torch_device, engine.kernels, engine.shared_attention, source, settings.weights
-        )
+        kept = (settings.weights, settings.kv_dtype)
+        checkpoint = load_checkpoint(*rest, device.torch_device, engine.kernels, engine.shared_attention, source, *kept)
     else:
         from engine.parallel import join, load_sharded
 

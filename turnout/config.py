@@ -267,13 +267,8 @@ def with_drafts(config: TurnoutConfig) -> TurnoutConfig:
         while draft in pools or (draft in models and models[draft].path != str(folder)):
             draft += "-"
         room = int(target.kv_memory_bytes * layer_share(folder, checkpoint))  # for as many tokens
-        made = ModelConfig(
-            path=str(folder),
-            dtype=target.dtype,
-            device=target.device,
-            max_length=target.max_length,
-            kv_memory_bytes=max(1 << 20, room),
-        )
+        same = target.model_dump(include={"dtype", "kv_dtype", "device", "max_length"})
+        made = ModelConfig(path=str(folder), kv_memory_bytes=max(1 << 20, room), **same)
         models.setdefault(draft, made)  # the file may configure it
         settings = pool.model_dump(exclude_unset=True, exclude={"draft"})
         pools[name] = PoolConfig.model_validate({**settings, "large": pool.large, SMALL: draft})

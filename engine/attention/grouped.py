@@ -17,7 +17,7 @@ import torch
 
 from engine.attention.layout import Layout, select
 from engine.attention.prefixes import Prefixes
-from engine.attention.sdpa import SCORE_BYTES, SdpaStep, gather, tree_mask
+from engine.attention.sdpa import SCORE_BYTES, SdpaStep, tree_mask
 from engine.attention.step import Scores
 from engine.cache.paged_kv import PagedKV
 
@@ -98,12 +98,13 @@ class GroupedStep:
         """See `engine.attention.step.AttentionStep.attend`."""
         if scores.cut(self._positions_end):
             return self._plain.attend(layer, query, pairs, scores)
-        cache = self._store.layers[layer]
-        cache.index_copy_(0, self._slots, pairs)
+        store, size = self._store, self._layout.block_size
+        store.write(layer, self._slots, pairs)
         joined = Joined(query)
         for part in self._parts:
             for piece in _pieces(part, query.shape[1]):
-                joined.join(piece.rows, *_attend(piece, query[piece.rows], cache, self._layout.block_size, scores))
+                keys_and_values = store.gather(layer, piece.blocks, size)
+                joined.join(piece.rows, *_attend(piece, query[piece.rows], keys_and_values, scores))
         out = joined.weighed(scores.sinks).to(query.dtype)
         if self._apart is not None:
             step, rows = self._apart
@@ -165,13 +166,14 @@ def _pieces(part: _Part, heads: int) -> Iterator[_Part]:
         yield replace(part, rows=part.rows[rows], seen=None if part.seen is None else part.seen[:, rows])
 
 
-def _attend(
-    part: _Part, query: torch.Tensor, cache: torch.Tensor, block_size: int, how: Scores
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, heads, dim] -> values as in `Joined.join`, float32 [R, heads, dim], and their weights [R, heads]."""
+def _attend(part: _Part, query: torch.Tensor, pairs: torch.Tensor, how: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, heads, dim] -> values as in `Joined.join`, float32 [R, heads, dim], and their weights [R, heads].
+
+    `pairs` are the keys and values in the part's blocks, [batch * width * block_size, 2, kv_heads, dim].
+    """
     rows, heads, dim = query.shape
-    kv_heads, batch = cache.shape[2], part.batch
-    pairs = gather(cache, part.blocks, block_size).view(batch, -1, 2, kv_heads, dim)[:, : part.keys].float()
+    kv_heads, batch = pairs.shape[2], part.batch
+    pairs = pairs.view(batch, -1, 2, kv_heads, dim)[:, : part.keys].float()
     key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)  # [batch, kv_heads, keys, dim]
     fed, group = rows // batch, heads // kv_heads
     # The query heads of one KV head become rows of one matrix: [batch, kv_heads, fed * group, dim].

@@ -111,42 +111,39 @@ class SdpaStep:
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
-        cache = self._store.layers[layer]
-        cache.index_copy_(0, self._slots, pairs)
+        self._store.write(layer, self._slots, pairs)
         if self._uniform:
-            return self._attend_singles(self._singles[0], query, cache, scores)
+            return self._attend_singles(self._singles[0], layer, query, scores)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in self._singles:
-            out[group.rows] = self._attend_singles(group, query.index_select(0, group.rows), cache, scores)
+            out[group.rows] = self._attend_singles(group, layer, query.index_select(0, group.rows), scores)
         for span in self._spans:
             rows = slice(span.start, span.start + span.count)
-            out[rows] = self._attend_span(span, query[rows], cache, scores)
+            out[rows] = self._attend_span(span, layer, query[rows], scores)
         return out
 
-    def _attend_singles(
-        self, group: _Singles, query: torch.Tensor, cache: torch.Tensor, scores: Scores
-    ) -> torch.Tensor:
+    def _attend_singles(self, group: _Singles, layer: int, query: torch.Tensor, scores: Scores) -> torch.Tensor:
         """query [B, heads, dim] -> same. The query heads of one KV head become rows of one small matrix."""
         batch, heads, dim = query.shape
-        kv_heads = cache.shape[2]
+        kv_heads = self._store.layers[layer].shape[2]
         if group.first_slot is not None:
             width = group.longest
-            pairs = cache[group.first_slot : group.first_slot + width][None]
+            pairs = self._store.span(layer, group.first_slot, width)[None]
         else:
             width = group.width * self._block_size
-            pairs = gather(cache, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
+            pairs = self._store.gather(layer, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
         key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)
         grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
         mask = group.mask(scores, width, query.dtype)
         sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
         return _attend(grouped, key, value, mask, False, scores, sinks).reshape(batch, heads, dim)
 
-    def _attend_span(self, span: _Span, query: torch.Tensor, cache: torch.Tensor, scores: Scores) -> torch.Tensor:
+    def _attend_span(self, span: _Span, layer: int, query: torch.Tensor, scores: Scores) -> torch.Tensor:
         """query [count, heads, dim] -> same."""
         if span.blocks is None:
-            pairs = cache[span.first_slot : span.first_slot + span.length]
+            pairs = self._store.span(layer, span.first_slot, span.length)
         else:
-            pairs = gather(cache, span.blocks, self._block_size)[: span.length]
+            pairs = self._store.gather(layer, span.blocks, self._block_size)[: span.length]
         key, value = pairs.permute(1, 2, 0, 3).unbind(0)
         groups = query.shape[1] // key.shape[0]
         if groups > 1:
@@ -205,13 +202,6 @@ def _first_slot(blocks: Int32, block_size: int) -> int | None:
     if len(blocks) > 1 and (np.diff(blocks) != 1).any():
         return None
     return int(blocks[0]) * block_size
-
-
-def gather(cache: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Blocks -> [len(blocks) * block_size, 2, kv_heads, dim]."""
-    _, _, kv_heads, dim = cache.shape
-    rows = cache.view(-1, block_size * 2 * kv_heads * dim).index_select(0, blocks)
-    return rows.view(-1, 2, kv_heads, dim)
 
 
 def tree_mask(count: int, length: int, tree: torch.Tensor | None) -> torch.Tensor:

@@ -22,6 +22,7 @@ from engine.backends.native.stack import NativeStack, fits_native
 from engine.backends.native.weights import native_linear
 from engine.backends.stacks import LayerStack, ModuleStack
 from engine.backends.weight_packing import pack_linears, packed
+from engine.cache.kv_formats import KVDtype
 from engine.cache.paged_kv import PagedKV
 from turnout.errors import Code, TurnoutError
 
@@ -41,10 +42,12 @@ class Backend(Protocol):
     Attributes:
         name: what the configuration calls it.
         keeps_trees: whether attention can see nodes of a draft tree that were fed in an earlier forward.
+        kv_dtypes: as which its attention reads and writes keys and values.
     """
 
     name: str
     keeps_trees: bool
+    kv_dtypes: tuple[KVDtype, ...]
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """What runs this model's layers; may take their weights over."""
@@ -60,6 +63,7 @@ class PlainBackend:
 
     name = "plain"
     keeps_trees = True
+    kv_dtypes: tuple[KVDtype, ...] = ("auto", "int8")
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:
         """See `Backend.stack`."""
@@ -106,6 +110,7 @@ class NativeBackend:
 
     name = "native"
     keeps_trees = True
+    kv_dtypes: tuple[KVDtype, ...] = ("auto", "int8")
 
     def __init__(self, shared_attention: bool = True) -> None:
         self._shared_attention = shared_attention

@@ -41,6 +41,7 @@ class MemoryNeed:
         angles: of the rotary embedding.
         loading: what making the weights takes in addition, until it is loaded.
         on_cpu: whether it is kept where it is loaded.
+        kv_dtype: how keys and values are kept.
     """
 
     name: str
@@ -50,6 +51,7 @@ class MemoryNeed:
     angles: int
     loading: int
     on_cpu: bool
+    kv_dtype: str = "auto"
 
     @property
     def total(self) -> int:
@@ -57,7 +59,8 @@ class MemoryNeed:
         return self.weights + self.cache + self.angles
 
     def __str__(self) -> str:
-        sizes = f"{_mib(self.weights)} of weights, {_mib(self.cache)} of KV cache, {_mib(self.angles)} of rotary angles"
+        cache = "KV cache" if self.kv_dtype == "auto" else f"KV cache in {self.kv_dtype}"
+        sizes = f"{_mib(self.weights)} of weights, {_mib(self.cache)} of {cache}, {_mib(self.angles)} of rotary angles"
         return f"{self.name}: {sizes}"
 
 
@@ -241,7 +244,7 @@ def _need(name: str, settings: ModelConfig, engine: EngineConfig, ranks: int) ->
     if settings.weights != "dense":  # numbers, and integers of a byte each, are there until all are packed
         loading += max(0, shape.weight_bytes + shape.embedding_parameters * dtype.itemsize - held)
         loading += math.ceil(sizes.num_parameters * UNPACKED_BYTES)
-    return MemoryNeed(name, settings.dtype, held, cache, angles, loading, on_cpu)
+    return MemoryNeed(name, settings.dtype, held, cache, angles, loading, on_cpu, settings.kv_dtype)
 
 
 def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
@@ -255,7 +258,7 @@ def read_shape(name: str, settings: ModelConfig) -> tuple[Any, ModelShape]:
     check_checkpoint(folder, field)
     config = read_config(folder, field)
     itemsize: int = getattr(torch, settings.dtype).itemsize
-    shape = ModelShape.of(config, count_parameters(folder, field), itemsize)
+    shape = replace(ModelShape.of(config, count_parameters(folder, field), itemsize), kv_dtype=settings.kv_dtype)
     if settings.weights in ROUNDED_BITS:
         shape = replace(shape, body_bits=ROUNDED_BITS[settings.weights], head_bits=ROUNDED_BITS["int8"])
     return config, shape

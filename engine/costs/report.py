@@ -102,7 +102,7 @@ async def profile_model(name: str, config: TurnoutConfig) -> ModelProfile:
     device = Device(settings.device)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     machine = measure_machine(dtype, device.torch_device)
-    kernels = (engine.kernels, engine.shared_attention, f"models.{name}.path", settings.weights)
+    kernels = (engine.kernels, engine.shared_attention, f"models.{name}.path", settings.weights, settings.kv_dtype)
     checkpoint = load_checkpoint(model_path(settings), dtype, device.torch_device, *kernels)
     model = EngineModel(name, checkpoint, settings, engine, device)
     probe = Probe(model.batcher.runner, model.pool.num_blocks, model.max_length, engine.max_batch, engine.token_budget)

@@ -8,6 +8,7 @@ from math import floor
 from typing import Any
 
 from engine.architectures.base import kv_shape
+from engine.cache.kv_formats import KVDtype, head_bytes
 from turnout.errors import Code, TurnoutError
 
 PANEL = 32  # columns of a packed matrix are padded to a multiple of at most this; panels of narrower vectors have 16
@@ -29,6 +30,7 @@ class ModelShape:
         bytes_per_number: of weights and cache.
         body_bits: of a number in the body, where its matrices are kept as integers; with scales.
         head_bits: likewise, of the head.
+        kv_dtype: how keys and values are kept, as `models.NAME.kv_dtype`.
     """
 
     layers: int
@@ -42,6 +44,7 @@ class ModelShape:
     bytes_per_number: int
     body_bits: float | None = None
     head_bits: float | None = None
+    kv_dtype: KVDtype = "auto"
 
     @classmethod
     def of(cls, config: Any, num_parameters: int, bytes_per_number: int) -> ModelShape:
@@ -62,7 +65,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers: kappa of paper #220."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_number
+        return 2 * self.layers * self.kv_heads * head_bytes(self.kv_dtype, self.head_dim, self.bytes_per_number)
 
     @property
     def embedding_parameters(self) -> int:

@@ -30,7 +30,7 @@ class ShareBackend:
 
     def __init__(self, whole: Backend, world: int) -> None:
         self.name = f"{whole.name}/{world}"  # other sums: keys and values differ by rounding from the whole model's
-        self.keeps_trees = whole.keeps_trees
+        self.keeps_trees, self.kv_dtypes = whole.keeps_trees, whole.kv_dtypes
         self._whole = whole
 
     def stack(self, parts: ModelParts, dtype: torch.dtype) -> LayerStack:

@@ -235,6 +235,9 @@ def reusing_runner(runner: Runner, settings: ReuseSettings) -> ReusingRunner:
     if not runner.plan.keeps_trees:
         message = "reuse: rows in the middle of a sequence need full attention in every layer, on the CPU"
         raise TurnoutError(Code.INVALID_ARGUMENT, message, "reuse")
+    if runner.plan.kv_dtype != "auto":
+        message = f"reuse: needs kv_dtype auto, since rounded keys cannot be moved; it is {runner.plan.kv_dtype!r}"
+        raise TurnoutError(Code.INVALID_ARGUMENT, message, "reuse")
     if runner.plan.num_layers < 2:
         raise TurnoutError(Code.INVALID_ARGUMENT, "reuse: needs a model of at least two layers", "reuse")
     rotation = Rotation.of(runner.plan)

@@ -78,8 +78,8 @@ def test_a_bad_configuration_is_one_line_that_names_the_field(run: Any, config_f
     values["models"]["s"]["dtyp"] = "float32"
     config_file.write_text(yaml.safe_dump(values), encoding="utf-8")
     result = run("config", "check", str(config_file))
-    allowed = "device, dtype, endpoint, kv_memory_bytes, max_length, memory_limit_bytes, path, price"
-    allowed += ", tensor_parallel, weights"
+    allowed = "device, dtype, endpoint, kv_dtype, kv_memory_bytes, max_length, memory_limit_bytes, path"
+    allowed += ", price, tensor_parallel, weights"
     assert result == (1, "", f"turnout: models.s.dtyp: unknown; allowed here: {allowed}\n")
 
 

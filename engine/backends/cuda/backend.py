@@ -11,6 +11,7 @@ from engine.backends.cuda.graphs import CudaRecorder
 from engine.backends.cuda.stack import CudaStack
 from engine.backends.cuda.step import CudaStep
 from engine.backends.stacks import LayerStack, ModuleStack
+from engine.cache.kv_formats import KVDtype
 from engine.cache.paged_kv import PagedKV
 
 
@@ -23,6 +24,7 @@ class CudaBackend:
 
     name = "cuda"
     keeps_trees = False
+    kv_dtypes: tuple[KVDtype, ...] = ("auto",)
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -64,17 +64,18 @@ class NativeStep:
 
     def attend(self, layer: int, query: torch.Tensor, pairs: torch.Tensor, scores: Scores) -> torch.Tensor:
         """See `engine.attention.step.AttentionStep.attend`."""
-        cache = self.store.layers[layer]
-        cache.index_copy_(0, torch.from_numpy(self._layout.slots), pairs)
+        store = self.store
+        store.write(layer, torch.from_numpy(self._layout.slots), pairs)
         query = query.contiguous()
         out = torch.empty_like(query)
         sinks = None if scores.sinks is None else scores.sinks.detach().float().contiguous()
         native.library().turnout_attention(
             query.dtype == torch.bfloat16,
+            store.kv_dtype == "int8",
             ctypes.byref(self.batch),
-            cache.data_ptr(),
-            cache.shape[2],
-            cache.shape[3],
+            store.layers[layer].data_ptr(),
+            pairs.shape[2],
+            pairs.shape[3],
             query.shape[1],
             ctypes.byref(scores_struct(scores, sinks)),
             query.data_ptr(),

@@ -115,6 +115,7 @@ class Shape(ctypes.Structure):
         ("dim", ctypes.c_int64),
         ("intermediate", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
+        ("byte_cache", ctypes.c_bool),
     )
 
 
@@ -145,6 +146,7 @@ _SIGNATURES = {
     ),
     "turnout_linear": (_BOOL, ctypes.POINTER(Matrix), _ADDRESS, _INDEX, _INDEX, _ADDRESS, _BOOL, _INT),
     "turnout_attention": (
+        _BOOL,
         _BOOL,
         ctypes.POINTER(Batch),
         _ADDRESS,

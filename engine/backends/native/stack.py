@@ -135,6 +135,7 @@ class NativeStack:
         """Point the layers at this cache."""
         for struct, cache in zip(self._structs, step.store.layers, strict=True):
             struct.cache = cache.data_ptr()
+        self._shape.byte_cache = step.store.kv_dtype == "int8"
         self._store = step.store
 
     def norm(self, hidden: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:

@@ -59,14 +59,27 @@ void linear(const Matrix& matrix, const T* in, Index rows, Index stride, void* o
   });
 }
 
-template <typename T>
-void attention(const Batch& batch, Cache<T> cache, Index heads, const Scores& scores, const T* query, T* out,
+template <typename T, typename S>
+void attention(const Batch& batch, Cache<S> cache, Index heads, const Scores& scores, const T* query, T* out,
                int threads) {
   const Index width = heads * cache.dim;
   const Progress known = partials(batch, heads, cache.dim);
   together(threads, nullptr, [&](const Worker& worker) {
     attend<T>(worker, batch, cache, heads, scores, known, {query, width}, {out, width});
   });
+}
+
+// As `turnout_attention`, for rows of type T.
+template <typename T>
+void attention(const Batch& batch, bool bytes, void* cache, Index kv_heads, Index dim, Index heads,
+               const Scores& scores, const void* query, void* out, int threads) {
+  const T* from = static_cast<const T*>(query);
+  T* to = static_cast<T*>(out);
+  if (bytes)
+    attention<T, std::int8_t>(batch, {static_cast<std::int8_t*>(cache), kv_heads, dim}, heads, scores, from, to,
+                              threads);
+  else
+    attention<T, T>(batch, {static_cast<T*>(cache), kv_heads, dim}, heads, scores, from, to, threads);
 }
 
 }  // namespace
@@ -90,13 +103,12 @@ void turnout_linear(bool half, const Matrix* matrix, const void* in, Index rows,
        : linear(*matrix, static_cast<const float*>(in), rows, stride, out, wide, threads);
 }
 
-// out[rows, heads, dim] = attention of query[rows, heads, dim] over one layer's cache, already written.
-void turnout_attention(bool half, const Batch* batch, void* cache, Index kv_heads, Index dim, Index heads,
+// out[rows, heads, dim] = attention of query[rows, heads, dim] over one layer's cache, already written; `bytes`: it is
+// kept as bytes.
+void turnout_attention(bool half, bool bytes, const Batch* batch, void* cache, Index kv_heads, Index dim, Index heads,
                        const Scores* scores, const void* query, void* out, int threads) {
-  half ? attention<bf16>(*batch, {static_cast<bf16*>(cache), kv_heads, dim}, heads, *scores,
-                         static_cast<const bf16*>(query), static_cast<bf16*>(out), threads)
-       : attention<float>(*batch, {static_cast<float*>(cache), kv_heads, dim}, heads, *scores,
-                          static_cast<const float*>(query), static_cast<float*>(out), threads);
+  half ? attention<bf16>(*batch, bytes, cache, kv_heads, dim, heads, *scores, query, out, threads)
+       : attention<float>(*batch, bytes, cache, kv_heads, dim, heads, *scores, query, out, threads);
 }
 
 // out[rows, width] = RMS norm of float rows picked[i] of hidden, rounded to the weights' type.

@@ -12,10 +12,10 @@ namespace turnout {
 // Query rows a piece of work holds (tokens x query heads), more only if one token has more.
 constexpr Index QUERIES = 5 * ROWS;
 
-template <typename T>
+template <typename T, typename S>
 class Attention {
  public:
-  Attention(const Worker& worker, const Batch& batch, const Cache<T>& cache, Index heads, const Scores& scores,
+  Attention(const Worker& worker, const Batch& batch, const Cache<S>& cache, Index heads, const Scores& scores,
             const Progress& partials)
       : worker_(worker),
         batch_(batch),
@@ -36,7 +36,7 @@ class Attention {
     Cursor cursor;
     Piece piece = take(cursor);
     if (piece.heads.end == 0) return;
-    Tile<T> tile = find(piece, piece.keys.begin);
+    Tile<S> tile = find(piece, piece.keys.begin);
     while (piece.heads.end > 0) {
       const Piece next = take(cursor);
       attend(buffers, piece, next, tile, query, out);
@@ -58,18 +58,19 @@ class Attention {
   struct Buffers {
     std::vector<Unit> query, keys, values, weights;
     std::vector<float> sums, scores, highest, total;
+    float key_scales[KEYS], value_scales[KEYS];
 
     Progress progress() { return {sums.data(), highest.data(), total.data()}; }
   };
 
   const Worker& worker_;
   const Batch& batch_;
-  const Cache<T>& cache_;
+  const Cache<S>& cache_;
   const Scores& scores_;
   const Progress partials_;
   const Index group_, tokens_, most_rows_;
   const bool shared_;
-  Packer<T> packer_;
+  Packer<T, S> packer_;
   const Index units_, width_;
 
   Index fed(Index sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
@@ -112,7 +113,7 @@ class Attention {
   }
 
   // `tile` is the piece's first, and becomes the next piece's first.
-  void attend(Buffers& b, const Piece& piece, const Piece& next, Tile<T>& tile, const Rows<const T>& query,
+  void attend(Buffers& b, const Piece& piece, const Piece& next, Tile<S>& tile, const Rows<const T>& query,
               const Rows<T>& out) {
     const Index start = batch_.starts[piece.sequence] + piece.first, dim = cache_.dim, rows = piece.tokens * group_;
     const Range heads = piece.heads, keys = piece.keys;
@@ -124,7 +125,7 @@ class Attention {
     if (shared_) join_prefixes(piece, b.progress());
     std::uint64_t seen_by[QUERIES];
     for (Index key = keys.begin; key < keys.end; key += KEYS) {
-      Tile<T> following{};
+      Tile<S> following{};
       if (key + KEYS < keys.end)
         following = find(piece, key + KEYS);
       else if (next.heads.end > 0)
@@ -175,8 +176,9 @@ class Attention {
   }
 
   // One tile of keys against the rows first..first+rows-1 of one key head.
-  void multiply(Buffers& b, const Tile<T>& tile, const Tile<T>& following, Index head, Index first, Index rows,
+  void multiply(Buffers& b, const Tile<S>& tile, const Tile<S>& following, Index head, Index first, Index rows,
                 const std::uint64_t* seen_by) {
+    if constexpr (SCALED<S>) packer_.scales(tile, head, b.key_scales, b.value_scales);
     packer_.keys(tile, following, head, b.keys.data());
     for (Index panel = 0; panel * PANEL < tile.count; panel++)
       rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
@@ -188,7 +190,7 @@ class Attention {
                           pairs, {&b.sums[first * width_ + panel * PANEL], width_, true});
   }
 
-  Tile<T> find(const Piece& piece, Index at) const {
+  Tile<S> find(const Piece& piece, Index at) const {
     return packer_.find(piece.sequence, at, piece.keys.end);
   }
 
@@ -235,6 +237,7 @@ class Attention {
     Floats part[KEYS / LANES], highest = fill(best);
     for (int i = 0; i < KEYS / LANES; i++) {
       part[i] = load(scores + i * LANES) * fill(scores_.scale);
+      if constexpr (SCALED<S>) part[i] = part[i] * load(&b.key_scales[i * LANES]);
       if (scores_.softcap > 0)
         part[i] = tanh(part[i] / fill(scores_.softcap)) * fill(scores_.softcap);
       part[i] = keep_bits(bits >> (i * LANES), part[i], fill(LOWEST));
@@ -250,7 +253,10 @@ class Attention {
     for (int i = 0; i < KEYS / LANES; i++) {
       part[i] = exp(part[i] - fill(top));
       total = total + part[i];
-      store(weights + i * LANES, part[i]);
+      if constexpr (SCALED<S>)
+        store(weights + i * LANES, part[i] * load(&b.value_scales[i * LANES]));
+      else
+        store(weights + i * LANES, part[i]);
     }
     if (top > best) {
       const Floats factor = exp(fill(best - top));
@@ -266,14 +272,14 @@ class Attention {
 };
 
 // The whole of one layer's attention, for every worker of the team.
-template <typename T>
-inline void attend(const Worker& worker, const Batch& batch, const Cache<T>& cache, Index heads, const Scores& scores,
+template <typename T, typename S>
+inline void attend(const Worker& worker, const Batch& batch, const Cache<S>& cache, Index heads, const Scores& scores,
                    const Progress& partials, const Rows<const T>& query, const Rows<T>& out) {
   if (shares(batch, scores)) {
-    SharedPrefixes<T>(worker, batch, cache, heads, scores, partials).run(query);
+    SharedPrefixes<T, S>(worker, batch, cache, heads, scores, partials).run(query);
     worker.barrier();
   }
-  Attention<T>(worker, batch, cache, heads, scores, partials).run(query, out);
+  Attention<T, S>(worker, batch, cache, heads, scores, partials).run(query, out);
 }
 
 }  // namespace turnout

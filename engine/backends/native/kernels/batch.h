@@ -1,6 +1,7 @@
 // One forward's ragged batch, and where its queries, keys and values lie.
 #pragma once
 
+#include "bytes.h"
 #include "matrix.h"
 
 namespace turnout {
@@ -53,13 +54,15 @@ struct Scores {
   }
 };
 
-template <typename T>
+// Keys and values of type S: the model's, or bytes.
+template <typename S>
 struct Cache {
-  T* data;  // [slots, 2, kv_heads, dim]
+  S* data;  // [slots, 2, kv_heads, width]
   Index kv_heads, dim;
 
-  T* key(Index slot, Index head) const { return data + (slot * 2 * kv_heads + head) * dim; }
-  T* value(Index slot, Index head) const { return key(slot, head + kv_heads); }
+  // Of a head, with its scale.
+  Index width() const { return dim + (SCALED<S> ? static_cast<Index>(sizeof(float)) : 0); }
+  S* key(Index slot, Index head) const { return data + (slot * 2 * kv_heads + head) * width(); }
 };
 
 template <typename T>

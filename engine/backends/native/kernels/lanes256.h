@@ -148,6 +148,31 @@ inline void store_bytes(std::int8_t* to, Units x) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
 }
+inline void store_bytes(std::int8_t* to, Units x, int lanes) {
+  if (lanes == LANES) return store_bytes(to, x);
+  std::int8_t kept[LANES];
+  store_bytes(kept, x);
+  std::memcpy(to, kept, lanes);
+}
+
+// Signed bytes as floats: the first lanes, the rest is 0; one byte of every unit.
+inline Floats load_bytes(const std::int8_t* from, int lanes) {
+  std::int64_t kept = 0;
+  if (lanes == LANES)
+    std::memcpy(&kept, from, sizeof(kept));
+  else
+    std::memcpy(&kept, from, lanes);
+  return from_integers(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(kept)));
+}
+template <int BYTE>
+inline Floats byte_of(Units x) {
+  return from_integers(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * BYTE), 24));
+}
+
+// Units of two numbers each that bfloat16 holds exactly.
+inline Units joined_halves(Floats low, Floats high) {
+  return _mm256_or_si256(_mm256_castps_si256(high), _mm256_srli_epi32(_mm256_castps_si256(low), 16));
+}
 
 // The halves of every byte.
 inline Units low_nibbles(Units x) { return _mm256_and_si256(x, _mm256_set1_epi8(0x0F)); }

@@ -115,6 +115,23 @@ inline std::int32_t sum_of_integers(Units x) { return _mm512_reduce_add_epi32(x)
 inline void store_bytes(std::int8_t* to, Units x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
 }
+inline void store_bytes(std::int8_t* to, Units x, int lanes) {
+  _mm_mask_storeu_epi8(to, lane_mask(lanes), _mm512_cvtepi32_epi8(x));
+}
+
+// Signed bytes as floats: the first lanes, the rest is 0; one byte of every unit.
+inline Floats load_bytes(const std::int8_t* from, int lanes) {
+  return from_integers(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lane_mask(lanes), from)));
+}
+template <int BYTE>
+inline Floats byte_of(Units x) {
+  return from_integers(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * BYTE), 24));
+}
+
+// Units of two numbers each that bfloat16 holds exactly.
+inline Units joined_halves(Floats low, Floats high) {
+  return _mm512_or_si512(_mm512_castps_si512(high), _mm512_srli_epi32(_mm512_castps_si512(low), 16));
+}
 
 // The halves of every byte.
 inline Units low_nibbles(Units x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0F)); }

@@ -9,7 +9,7 @@ struct Layer {
   Matrix qkv, out, gate_up, down;
   const float *before_attention, *before_mlp;  // [hidden]
   const float *query_norm, *key_norm;          // [dim] or null
-  void* cache;                                 // [slots, 2, kv_heads, dim]
+  void* cache;                                 // see `Cache`
   Scores scores;
   bool skips_attention, skips_mlp;  // for the present call: the residual stream passes
 };
@@ -17,6 +17,7 @@ struct Layer {
 struct Shape {
   Index hidden, heads, kv_heads, dim, intermediate;
   float epsilon;
+  bool byte_cache;  // keys and values are kept as bytes
 };
 
 // Working memory, one row per fed token.
@@ -64,24 +65,42 @@ inline void rotate(T* head, const float* angles, const float* norm, Index dim, f
 }
 
 // Rotate queries and keys of one row and write keys and values into the cache.
-template <typename T>
-inline void place_row(T* row, const Layer& layer, const Shape& shape, const Cache<T>& cache, const float* angles,
+template <typename T, typename S>
+inline void place_row(T* row, const Layer& layer, const Shape& shape, const Cache<S>& cache, const float* angles,
                       Index slot) {
   for (Index head = 0; head < shape.heads; head++)
     rotate(row + head * shape.dim, angles, layer.query_norm, shape.dim, shape.epsilon);
   T* keys = row + shape.heads * shape.dim;
   for (Index head = 0; head < shape.kv_heads; head++)
     rotate(keys + head * shape.dim, angles, layer.key_norm, shape.dim, shape.epsilon);
-  std::memcpy(cache.key(slot, 0), keys, 2 * shape.kv_heads * shape.dim * sizeof(T));
+  if constexpr (SCALED<S>)
+    for (Index head = 0; head < 2 * shape.kv_heads; head++)
+      quantize_head(keys + head * shape.dim, shape.dim, cache.key(slot, head));
+  else
+    std::memcpy(cache.key(slot, 0), keys, 2 * shape.kv_heads * shape.dim * sizeof(T));
+}
+
+// Keep the keys and values of the batch's rows, then attend.
+template <typename T, typename S>
+inline void attend_rows(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
+                        const float* angles, const Space& space, const Progress& partials) {
+  T *qkv = static_cast<T*>(space.qkv), *attended = static_cast<T*>(space.attended);
+  const Index query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
+  const Cache<S> cache{static_cast<S*>(layer.cache), shape.kv_heads, shape.dim};
+  const Range mine = worker.share(batch.rows);
+  for (Index row = mine.begin; row < mine.end; row++)
+    place_row(qkv + row * qkv_width, layer, shape, cache, angles + batch.positions[row] * 2 * shape.dim,
+              batch.slots[row]);
+  worker.barrier();
+  attend<T>(worker, batch, cache, shape.heads, layer.scores, partials, {qkv, qkv_width}, {attended, query_width});
+  worker.barrier();
 }
 
 template <typename T>
 inline void run_attention(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
                           const float* angles, const Space& space, const Progress& partials) {
   T *normed = static_cast<T*>(space.normed), *qkv = static_cast<T*>(space.qkv);
-  T* attended = static_cast<T*>(space.attended);
   const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
-  const Cache<T> cache{static_cast<T*>(layer.cache), shape.kv_heads, shape.dim};
   const Range mine = worker.share(rows);
   for (Index row = mine.begin; row < mine.end; row++)
     rms_norm(space.hidden + row * shape.hidden, layer.before_attention, shape.hidden, shape.epsilon,
@@ -89,13 +108,12 @@ inline void run_attention(const Worker& worker, const Layer& layer, const Shape&
   worker.barrier();
   multiply_into(worker, normed, shape.hidden, rows, layer.qkv, qkv, qkv_width);
   worker.barrier();
-  for (Index row = mine.begin; row < mine.end; row++)
-    place_row(qkv + row * qkv_width, layer, shape, cache, angles + batch.positions[row] * 2 * shape.dim,
-              batch.slots[row]);
-  worker.barrier();
-  attend<T>(worker, batch, cache, shape.heads, layer.scores, partials, {qkv, qkv_width}, {attended, query_width});
-  worker.barrier();
-  multiply_onto(worker, attended, query_width, rows, layer.out, space.hidden, shape.hidden);
+  if (shape.byte_cache)
+    attend_rows<T, std::int8_t>(worker, layer, shape, batch, angles, space, partials);
+  else
+    attend_rows<T, T>(worker, layer, shape, batch, angles, space, partials);
+  multiply_onto(worker, static_cast<const T*>(space.attended), query_width, rows, layer.out, space.hidden,
+                shape.hidden);
   worker.barrier();
 }
 

@@ -25,8 +25,8 @@ inline Progress partial_progress(float* room, const Batch& batch, Index heads, I
 }
 
 // Where the progress of one node's span stands for one key head: its rows follow each other.
-template <typename T>
-inline Index partial_row(const Node& node, const Cache<T>& cache, Index group, Index span, Index head) {
+template <typename S>
+inline Index partial_row(const Node& node, const Cache<S>& cache, Index group, Index span, Index head) {
   const Index rows = (node.end - node.first) * group;
   return node.before * cache.kv_heads * group + (span * cache.kv_heads + head) * rows;
 }
@@ -56,10 +56,10 @@ inline Floats power_of_two(Floats x) {
   return scaled(p, n);
 }
 
-template <typename T>
+template <typename T, typename S>
 class SharedPrefixes {
  public:
-  SharedPrefixes(const Worker& worker, const Batch& batch, const Cache<T>& cache, Index heads, const Scores& scores,
+  SharedPrefixes(const Worker& worker, const Batch& batch, const Cache<S>& cache, Index heads, const Scores& scores,
                  const Progress& partials)
       : worker_(worker),
         batch_(batch),
@@ -93,16 +93,17 @@ class SharedPrefixes {
   struct Buffers {
     std::vector<Unit> query, keys, values, weights;
     std::vector<float> scores, totals;  // totals: one for each lane
+    float key_scales[STRETCH], value_scales[STRETCH];
   };
 
   const Worker& worker_;
   const Batch& batch_;
-  const Cache<T>& cache_;
+  const Cache<S>& cache_;
   const Scores& scores_;
   const Progress partials_;
   const Index group_, tokens_;
   const float scale_;  // from scores, after a soft cap, to powers of two
-  Packer<T> packer_;
+  Packer<T, S> packer_;
   const Index units_, width_;
   Buffers& buffers_;
   Index least_pieces_ = 0;
@@ -146,7 +147,7 @@ class SharedPrefixes {
       reset(progress(head), count, width_);
     }
     std::fill_n(buffers_.totals.begin(), (heads.end - heads.begin) * count * LANES, 0.0f);
-    Tile<T> tiles[TILES], following[TILES];
+    Tile<S> tiles[TILES], following[TILES];
     find(node, keys.begin, keys.end, tiles);
     for (Index key = keys.begin; key < keys.end; key += STRETCH) {
       find(node, key + STRETCH, keys.end, following);
@@ -165,7 +166,7 @@ class SharedPrefixes {
     return {node.begin_key + range.begin * KEYS, node.begin_key + std::min(range.end * KEYS, keys)};
   }
 
-  void find(const Node& node, Index key, Index end, Tile<T>* tiles) const {
+  void find(const Node& node, Index key, Index end, Tile<S>* tiles) const {
     for (Index tile = 0; tile < TILES; tile++, key += KEYS) {
       tiles[tile].count = 0;
       if (key < end) tiles[tile] = packer_.find(node.sequence, key, end);
@@ -182,11 +183,12 @@ class SharedPrefixes {
   }
 
   // A stretch of keys against `rows` query rows of one key head, from query row `first` on.
-  void multiply(const Tile<T>* tiles, const Tile<T>* following, Index head, Index first, Index rows,
+  void multiply(const Tile<S>* tiles, const Tile<S>* following, Index head, Index first, Index rows,
                 const Progress& progress) {
     Buffers& b = buffers_;
     Index count = 0, packed = 0;
     for (Index tile = 0; tile < TILES && tiles[tile].count > 0; tile++) {
+      if constexpr (SCALED<S>) packer_.scales(tiles[tile], head, &b.key_scales[count], &b.value_scales[count]);
       packer_.keys(tiles[tile], following[tile], head, &b.keys[count * units_]);
       packed += packer_.values(tiles[tile], following[tile], head, &b.values[count / PER_UNIT<T> * PANEL],
                                STRETCH / PER_UNIT<T>);
@@ -230,6 +232,7 @@ class SharedPrefixes {
     Floats part[MOST], highest = fill(LOWEST);
     for (int i = 0; i < vectors; i++) {
       part[i] = load(scores + i * LANES);
+      if constexpr (SCALED<S>) part[i] = part[i] * load(&buffers_.key_scales[i * LANES]);
       if (scores_.softcap > 0) part[i] = capped(part[i]);
       const bool cut = !WHOLE && i == vectors - 1;
       highest = larger(highest, cut ? keep_first(last, part[i], highest) : part[i]);
@@ -243,6 +246,7 @@ class SharedPrefixes {
       part[i] = power_of_two<T>(fused(part[i], scale, zero() - reference));
       if (!WHOLE && i == vectors - 1) part[i] = keep_first(last, part[i], zero());
       total = total + part[i];
+      if constexpr (SCALED<S>) part[i] = part[i] * load(&buffers_.value_scales[i * LANES]);
       store(weights + i * LANES, part[i]);
     }
     store(totals, total);

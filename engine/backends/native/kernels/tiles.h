@@ -11,10 +11,10 @@ namespace turnout {
 constexpr Index KEYS = 64;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
-// Where the slots of one tile's keys lie.
-template <typename T>
+// Where the slots of one tile's keys lie, which hold numbers of type S.
+template <typename S>
 struct Tile {
-  const T* slots[KEYS];
+  const S* slots[KEYS];
   Index count;
 };
 
@@ -53,11 +53,11 @@ inline void grow(std::vector<U>& buffer, Index size) {
   if (static_cast<Index>(buffer.size()) < size) buffer.resize(size);
 }
 
-// Counts what it packs, and adds it to the batch's count when it is done.
-template <typename T>
+// Packs numbers of type S as T, and counts what it packs; it adds that to the batch's count when it is done.
+template <typename T, typename S>
 class Packer {
  public:
-  Packer(const Batch& batch, const Cache<T>& cache)
+  Packer(const Batch& batch, const Cache<S>& cache)
       : units(cache.dim / PER_UNIT<T>), width(num_panels(cache.dim) * PANEL), batch_(batch), cache_(cache) {}
   Packer(const Packer&) = delete;
   Packer& operator=(const Packer&) = delete;
@@ -66,8 +66,8 @@ class Packer {
   const Index units, width;
 
   // The tile of one sequence's keys from `at` on, before `end`.
-  Tile<T> find(Index sequence, Index at, Index end) const {
-    Tile<T> tile;
+  Tile<S> find(Index sequence, Index at, Index end) const {
+    Tile<S> tile;
     tile.count = std::min(KEYS, end - at);
     const std::int32_t* block = batch_.blocks + sequence * batch_.block_width + at / batch_.block_size;
     Index inside = at % batch_.block_size;
@@ -78,27 +78,44 @@ class Packer {
     return tile;
   }
 
+  // What one head's keys and values count in, [KEYS] each; 0 beyond the tile.
+  void scales(const Tile<S>& tile, Index head, float* of_keys, float* of_values) const {
+    const Index key_offset = head * cache_.width(), value_offset = key_offset + cache_.kv_heads * cache_.width();
+    for (Index key = 0; key < KEYS; key++) {
+      const bool there = key < tile.count;
+      of_keys[key] = there ? scale_of(tile.slots[key] + key_offset, cache_.dim) : 0.0f;
+      of_values[key] = there ? scale_of(tile.slots[key] + value_offset, cache_.dim) : 0.0f;
+    }
+  }
+
   // One head's keys: [panels of keys][units][PANEL]. While a key is packed, the same one of the tile after it is
   // fetched: spread out, because the memory system drops fetches that come in a burst.
-  void keys(const Tile<T>& tile, const Tile<T>& following, Index head, Unit* out) {
-    const Index count = tile.count, offset = head * cache_.dim;
+  void keys(const Tile<S>& tile, const Tile<S>& following, Index head, Unit* out) {
+    const Index count = tile.count, offset = head * cache_.width(), stored = (units + SPREAD - 1) / SPREAD;
     for (Index group = 0; group * LANES < count; group++)
-      for (Index unit = 0; unit < units; unit += LANES) {
-        const int lanes = first_lanes(units - unit);
+      for (Index unit = 0; unit < stored; unit += LANES) {
+        const int lanes = first_lanes(stored - unit);
         Units block[LANES];
         for (int i = 0; i < LANES; i++) {
           const Index key = group * LANES + i;
           const Unit* from = reinterpret_cast<const Unit*>(tile.slots[std::min(key, count - 1)] + offset) + unit;
           block[i] = load_units(from, key < count ? lanes : 0);
-          if (key < following.count) fetch(following.slots[key] + offset, unit * sizeof(Unit));
+          if (key < following.count) {
+            fetch(following.slots[key] + offset, unit * sizeof(Unit));
+            if (SCALED<S> && unit + LANES >= stored) fetch(following.slots[key] + offset, cache_.dim);
+          }
         }
         transpose(block);
-        Unit* to = out + ((group / 2) * units + unit) * PANEL + (group % 2) * LANES;
-        const Index end = std::min<Index>(LANES, units - unit);
-        for (Index i = 0; i < end; i++) store_units(to + i * PANEL, block[i]);
+        Unit* to = out + ((group / 2) * units + unit * SPREAD) * PANEL + (group % 2) * LANES;
+        const Index end = std::min<Index>(LANES * SPREAD, units - unit * SPREAD);
+        for (Index i = 0; i < end; i += SPREAD)
+          if constexpr (SCALED<S>)
+            spread_bytes<T>(block[i / SPREAD], to + i * PANEL, PANEL, end - i);
+          else
+            store_units(to + i * PANEL, block[i]);
       }
     for (Index key = (count + LANES - 1) / LANES * LANES; key < following.count; key++)
-      for (Index unit = 0; unit < units; unit += LANES) fetch(following.slots[key] + offset, unit * sizeof(Unit));
+      for (Index unit = 0; unit < stored; unit += LANES) fetch(following.slots[key] + offset, unit * sizeof(Unit));
     if (count % PANEL != 0 && count % PANEL <= LANES)  // the panel's other half is multiplied too
       for (Index unit = 0; unit < units; unit++)
         store_units(out + (count / PANEL * units + unit) * PANEL + LANES, no_units());
@@ -106,54 +123,55 @@ class Packer {
   }
 
   // One head's values: [panels of dimensions][stride units][PANEL]. Returns the units packed: keys, or pairs of keys.
-  Index values(const Tile<T>& tile, const Tile<T>& following, Index head, Unit* out, Index stride) const;
+  Index values(const Tile<S>& tile, const Tile<S>& following, Index head, Unit* out, Index stride) const {
+    const Index offset = (cache_.kv_heads + head) * cache_.width(), packed = (tile.count + PAIR - 1) / PAIR;
+    for (Index place = 0; place < packed; place++) {
+      const Index key = place * PAIR;
+      const bool whole = key + PAIR <= tile.count;
+      const S *even = tile.slots[key] + offset, *odd = tile.slots[whole ? key + PAIR - 1 : key] + offset;
+      for (Index column = 0; column < width; column += STEP) {
+        pack(even, odd, whole, column, out + (column / PANEL * stride + place) * PANEL + column % PANEL);
+        for (Index next = key; next < std::min(key + PAIR, following.count); next++) {
+          fetch(following.slots[next] + offset, column * sizeof(S));
+          if (SCALED<S> && column + STEP >= width) fetch(following.slots[next] + offset, cache_.dim);
+        }
+      }
+    }
+    for (Index key = packed * PAIR; key < following.count; key++)
+      for (Index column = 0; column < width; column += STEP)
+        fetch(following.slots[key] + offset, column * sizeof(S));
+    return packed;
+  }
 
  private:
+  // Units of T that a unit of the cache makes; keys whose values a unit holds; columns packed at a time.
+  static constexpr Index SPREAD = PER_UNIT<S> / PER_UNIT<T>, PAIR = PER_UNIT<T>;
+  static constexpr Index STEP = sizeof(S) == sizeof(bf16) ? PANEL : LANES;
+
   const Batch& batch_;
-  const Cache<T>& cache_;
+  const Cache<S>& cache_;
   Index read_ = 0;
 
-  static void fetch(const T* row, Index byte) {
+  static void fetch(const S* row, Index byte) {
     _mm_prefetch(reinterpret_cast<const char*>(row) + byte, _MM_HINT_T1);
   }
-};
 
-template <>
-inline Index Packer<float>::values(const Tile<float>& tile, const Tile<float>& following, Index head, Unit* out,
-                                   Index stride) const {
-  const Index offset = (cache_.kv_heads + head) * cache_.dim;
-  for (Index key = 0; key < tile.count; key++)
-    for (Index column = 0; column < width; column += LANES) {
-      Unit* to = out + (column / PANEL * stride + key) * PANEL + column % PANEL;
-      store_units(to, load_units(reinterpret_cast<const Unit*>(tile.slots[key] + offset + column),
-                                 first_lanes(cache_.dim - column)));
-      if (key < following.count) fetch(following.slots[key] + offset, column * sizeof(float));
-    }
-  for (Index key = tile.count; key < following.count; key++)
-    for (Index column = 0; column < width; column += LANES)
-      fetch(following.slots[key] + offset, column * sizeof(float));
-  return tile.count;
-}
-
-template <>
-inline Index Packer<bf16>::values(const Tile<bf16>& tile, const Tile<bf16>& following, Index head, Unit* out,
-                                  Index stride) const {
-  const Index offset = (cache_.kv_heads + head) * cache_.dim, pairs = (tile.count + 1) / 2;
-  for (Index pair = 0; pair < pairs; pair++) {
-    const bool whole = 2 * pair + 1 < tile.count;
-    const bf16 *even = tile.slots[2 * pair] + offset, *odd = tile.slots[2 * pair + whole] + offset;
-    for (Index column = 0; column < width; column += PANEL) {
+  // STEP columns of a key's values, or of two keys' in turns; without `whole` there is no second one.
+  void pack(const S* even, const S* odd, bool whole, Index column, Unit* to) const {
+    if constexpr (SCALED<S>) {
+      const int lanes = first_lanes(cache_.dim - column);
+      const Floats first = load_bytes(even + column, lanes);
+      if constexpr (PAIR == 1)
+        store(reinterpret_cast<float*>(to), first);
+      else
+        store_units(to, joined_halves(first, load_bytes(odd + column, whole ? lanes : 0)));
+    } else if constexpr (PAIR == 1) {
+      store_units(to, load_units(reinterpret_cast<const Unit*>(even + column), first_lanes(cache_.dim - column)));
+    } else {
       const int columns = static_cast<int>(std::min<Index>(cache_.dim - column, PANEL));
-      interleave(&even[column].bits, columns, &odd[column].bits, whole ? columns : 0,
-                 out + (column / PANEL * stride + pair) * PANEL);
-      for (Index key = 2 * pair; key < std::min(2 * pair + 2, following.count); key++)
-        fetch(following.slots[key] + offset, column * sizeof(bf16));
+      interleave(&even[column].bits, columns, &odd[column].bits, whole ? columns : 0, to);
     }
   }
-  for (Index key = 2 * pairs; key < following.count; key++)
-    for (Index column = 0; column < width; column += PANEL)
-      fetch(following.slots[key] + offset, column * sizeof(bf16));
-  return pairs;
-}
+};
 
 }  // namespace turnout
