@@ -35,7 +35,7 @@ class BlockAllocator:
         self._is_full = False
         self._full: set[str] = set()  # tenants above their shares whose next sequence did not fit
         self._shares: dict[bool, BlockShares] = {}
-        self._promised: int | None = None  # blocks promised but not yet taken; None: not counted yet
+        self._promised: dict[bool, int] = {}  # see `_outstanding`, as far as it was counted
         self._prompts = _Prompts(candidates)
         self._settled: set[BlockTable] = set()  # caches that are not preempted in this step
         self._preempted: set[BlockTable] = set()
@@ -56,9 +56,13 @@ class BlockAllocator:
                 return False
             if not self._make_room(work, found):
                 return False
+        before = _untaken(table)
         table.promised = _needed(work)
         work.refresh()
-        self._forget_counts()
+        for low_priority in self._promised:
+            if low_priority or not work.low_priority:
+                self._promised[low_priority] += _untaken(table) - before
+        self._shares.clear()
         self._prompts.add(table)
         return True
 
@@ -92,7 +96,7 @@ class BlockAllocator:
         """
         table, pool = work.table, work.table.pool
         unheld = sum(pool.is_cached(block) for block in found)
-        others = self._outstanding(work.low_priority) - max(table.promised - len(table.blocks), 0)
+        others = self._outstanding(work.low_priority) - _untaken(table)
         return _needed(work) - len(found) + unheld + others - pool.num_available
 
     def _has_room(self, work: QueuedOperation, found: list[int]) -> bool:
@@ -154,7 +158,7 @@ class BlockAllocator:
         self._forget_counts()
 
     def _forget_counts(self) -> None:
-        self._promised = None
+        self._promised.clear()
         self._shares.clear()
 
     def _takeable(self, work: QueuedOperation) -> int:
@@ -166,10 +170,10 @@ class BlockAllocator:
 
     def _outstanding(self, low_priority: bool) -> int:
         """Return blocks promised and not taken; interactive sequences ignore promises to low-priority ones."""
-        if self._promised is None:
+        if low_priority not in self._promised:
             tables = [table for table in self._tables.values() if low_priority or not table.seq.low_priority]
-            self._promised = sum(max(table.promised - len(table.blocks), 0) for table in tables)
-        return self._promised
+            self._promised[low_priority] = sum(map(_untaken, tables))
+        return self._promised[low_priority]
 
     def by_entitlement(self, shares: Works[tuple[QueuedOperation, int]]) -> list[tuple[QueuedOperation, int]]:
         """Return the order in which blocks are reserved for a step: tenants above their shares come last.
@@ -177,8 +181,14 @@ class BlockAllocator:
         Args:
             shares: operations, and the tokens each feeds, in order of precedence: kept if memory suffices for all.
         """
-        needed = sum(work.table.blocks_needed(_length(work, tokens)) for work, tokens in shares)
-        if not shares or needed <= shares[0][0].table.pool.num_available:
+        if not shares:
+            return []
+        pool = shares[0][0].table.pool
+        slots = sum([tokens + work.cached_rows for work, tokens in shares])
+        # Of each cache, at most the block that is begun and a copy of it are needed besides what the tokens fill.
+        if 2 * len(shares) + slots // pool.block_size <= pool.num_available:
+            return list(shares)
+        if sum(work.table.blocks_needed(_length(work, tokens)) for work, tokens in shares) <= pool.num_available:
             return list(shares)
         return sorted(shares, key=lambda share: self._is_above(share[0]))
 
@@ -294,6 +304,11 @@ def _shared_blocks(table: BlockTable, other: BlockTable) -> int:
     most = min(len(table.seq) - 1, len(other.seq)) // table.pool.block_size
     mine, theirs = table.content.first(most), other.content.first(most)
     return next((place for place in range(most) if mine[place] != theirs[place]), most)
+
+
+def _untaken(table: BlockTable) -> int:
+    """Return the blocks that were promised to a sequence and that it has not taken."""
+    return max(table.promised - len(table.blocks), 0)
 
 
 def _needed(work: QueuedOperation) -> int:

@@ -15,7 +15,7 @@ from engine.costs.forward import Forward, StepTime
 from engine.runner import Feed
 from engine.scheduler.block_allocator import BlockAllocator
 from engine.scheduler.fairness import age
-from engine.scheduler.limits import DeviceState, is_decode, load_of, note_started
+from engine.scheduler.limits import DeviceState, Limits, is_decode, load_of, note_started
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import QueuedOperation
@@ -164,7 +164,8 @@ class StepBuilder:
     def _repeated(self, device: DeviceState) -> Parts | None:
         """Return the parts of a step like the last one, which a plan would come to as well; None: plan.
 
-        Where the queue holds one tenant's decode loops and nothing else, every step feeds the next token of each.
+        Where one tenant's decode loops are all that the queue holds, or fill the step while prompts wait, every step
+        feeds the next token of each.
         """
         works = self._steady
         if not works or self._seen != self._queue.changes or device.low_priority:
@@ -205,12 +206,21 @@ class StepBuilder:
         """Do not repeat the last step."""
         self._steady = []
 
-    def _note_steady(self, parts: Parts) -> None:
-        """Keep the operations of a step whose like may follow: one tenant's loops, all that there is."""
+    def _note_steady(self, parts: Parts, limits: Limits) -> None:
+        """Keep the operations of a step whose like may follow: one tenant's loops, all that there is or has room."""
         works = [work for work, _ in parts]
-        steady = len(works) == len(self._queue) and all(work.loop is not None for work in works)
-        self._steady = works if steady and len({work.tenant for work in works}) == 1 else []
+        steady = all(work.loop is not None for work in works) and len({work.tenant for work in works}) == 1
+        if steady and len(works) < len(self._queue):
+            steady = self._leaves_no_room(works, limits)
+        self._steady = works if steady else []
         self._seen = self._queue.changes
+
+    def _leaves_no_room(self, works: list[QueuedOperation], limits: Limits) -> bool:
+        """Return whether a step of decode loops is full, and what waits beside it can take no loop's place."""
+        if len(works) < min(limits.max_batch, limits.token_budget):
+            return False
+        fed = set(works)
+        return not any(work.started or work.low_priority for work in self._queue if work not in fed)
 
     def _plan(self, policy: Policy, device: DeviceState) -> Step:
         queue, low_priority = self._queue, device.low_priority
@@ -241,7 +251,7 @@ class StepBuilder:
         if policy.limits.order != "fifo":
             note_started(fresh, {work for work, _ in parts} | {work for work in fresh if work.started})
         if not low_priority and not contested:
-            self._note_steady(parts)
+            self._note_steady(parts, policy.limits)
         return Step(parts)
 
     def _reserve(self, shares: list[tuple[QueuedOperation, int]], memory: BlockAllocator) -> Parts:

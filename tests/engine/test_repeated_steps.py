@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Items
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,14 @@ from decoding.model import Readout, StopCondition
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from engine.runner import Feed
-from engine.scheduler.step_builder import StepBuilder
+from engine.scheduler.step_builder import Step, StepBuilder
 from tests.engine.harness import random_prompts, twins
 from training.random_models import llama_config
 from turnout.types import SamplingParams
 
 TINY = llama_config(60, hidden_size=32, intermediate_size=48, pad_token_id=0, eos_token_id=1)
 PROMPTS = [[2 + token % 58 for token in prompt] for prompt in random_prompts(6, 20, seed=5)]
+PLAN = StepBuilder._plan
 Steps = list[list[tuple[int, tuple[int, ...]]]]  # by forward: whose tokens, and which
 
 
@@ -26,12 +29,24 @@ def watched(model: EngineModel, order: dict[Sequence, int]) -> Steps:
     steps: Steps = []
     run = model.batcher.runner.run
 
-    def noted(feeds: Items[Feed]) -> list[list[Readout]]:
+    def noted(feeds: Items[Feed]) -> Items[list[Readout]]:
         steps.append([(order[feed.table.seq], tuple(feed.tokens)) for feed in feeds])
         return run(feeds)
 
     model.batcher.runner.run = noted  # type: ignore[method-assign]
     return steps
+
+
+def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each plan from now on."""
+    plans: list[None] = []
+
+    def counting(*args: Any) -> Step:
+        plans.append(None)
+        return PLAN(*args)
+
+    monkeypatch.setattr(StepBuilder, "_plan", counting)
+    return plans
 
 
 async def work(model: EngineModel, tenants: int, kinds: Items[SamplingParams]) -> tuple[Steps, list[list[int]]]:
@@ -72,20 +87,14 @@ async def test_steps_and_tokens_are_those_of_a_plan(
     monkeypatch: pytest.MonkeyPatch, blocks: int | None, tenants: int
 ) -> None:
     found, plans = [], []
-    plan = StepBuilder._plan
     for repeats in (True, False):
         if not repeats:
             monkeypatch.setattr(StepBuilder, "_repeated", lambda *_: None)
-        counted = [0]
-
-        def counting(*args: object, counted: list[int] = counted) -> object:
-            counted[0] += 1
-            return plan(*args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(StepBuilder, "_plan", counting)
+        counted = count_plans(monkeypatch)
         model, _ = twins(TINY, 3, num_blocks=blocks, block_size=4)
         found.append(await work(model, tenants, [sampling(number) for number in range(6)]))
-        plans.append(counted[0])
+        plans.append(len(counted))
+        monkeypatch.undo()
         model.pool.check_integrity()
         await model.close()
     assert found[0] == found[1]
@@ -93,3 +102,27 @@ async def test_steps_and_tokens_are_those_of_a_plan(
     assert plans[1] >= plans[0]
     if tenants == 1 and blocks is None:
         assert plans[0] < plans[1] / 3
+
+
+async def test_a_full_step_is_repeated_while_prompts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts wait for a place of two: a step is planned when an answer ends, and every step is the plan's."""
+    found, plans = [], []
+    for repeats in (True, False):
+        if not repeats:
+            monkeypatch.setattr(StepBuilder, "_repeated", lambda *_: None)
+        counted = count_plans(monkeypatch)
+        model, _ = twins(TINY, 3, block_size=4)
+        model.batcher.times, model.batcher.limits = None, replace(model.batcher.limits, max_batch=2)
+        sequences = [Sequence(prompt, sampling(number), number) for number, prompt in enumerate(PROMPTS)]
+        steps = watched(model, {seq: place for place, seq in enumerate(sequences)})
+        await asyncio.gather(*map(model.decode, sequences))
+        found.append((steps, [seq.answer for seq in sequences]))
+        plans.append(len(counted))
+        monkeypatch.undo()
+        assert max(map(len, steps)) == 2
+        for seq in sequences:
+            model.release(seq)
+        model.pool.check_integrity()
+        await model.close()
+    assert found[0] == found[1]
+    assert plans[0] < plans[1] / 3
