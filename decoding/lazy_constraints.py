@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from decoding.logits import allowed_by_structure, keep_allowed
+from decoding.logits import allowed_by_structure, best_tokens, keep_allowed
 from decoding.processor_chain import chain_of
 from decoding.processors.base import NEG_INF
 from decoding.processors.temperature import Temperature
@@ -58,7 +58,7 @@ def exclude_refused(scores: torch.Tensor, lazy: Mapping[int, RowContext]) -> tor
     """
     given, asked = scores, dict(lazy)
     for _ in range(MOST_VISITED if asked else 0):
-        best = scores[list(asked)].argmax(-1).tolist()
+        best = best_tokens(scores[list(asked)]).tolist()
         refused = {
             place: token for (place, row), token in zip(asked.items(), best, strict=True) if not _permits(row, token)
         }

@@ -29,6 +29,16 @@ def entropy_bits(logp: torch.Tensor) -> torch.Tensor:
     return nats * BITS_PER_NAT
 
 
+def best_tokens(scores: torch.Tensor) -> torch.Tensor:
+    """Return int64 [rows], the first of each row's greatest scores, of float32 [rows, vocab].
+
+    The same as `scores.argmax(-1)`, which on a processor takes several times as long as numpy's.
+    """
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    return torch.from_numpy(scores.detach().numpy().argmax(-1))
+
+
 def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     """Apply each row's sampling parameters.
 
@@ -43,7 +53,7 @@ def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     logits = choice_scores(logits, rows)
     greedy = [row.seq.sampling.greedy for row in rows]
     if any(greedy):
-        best = logits.argmax(-1, keepdim=True)
+        best = best_tokens(logits)[:, None]
         only = torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
         logits = torch.where(torch.tensor(greedy, device=logits.device)[:, None], only, logits)
     return logits

@@ -8,7 +8,7 @@ import torch
 
 from decoding.constraints.base import is_forced
 from decoding.lazy_constraints import exclude_refused, lazy_rows, unbound
-from decoding.logits import allowed_by_structure, choice_scores, entropy_bits, keep_allowed, process
+from decoding.logits import allowed_by_structure, best_tokens, choice_scores, entropy_bits, keep_allowed, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.processors.base import NEG_INF
@@ -151,7 +151,7 @@ def _take_best(
     asked = [histories[i] for i in where]
     lazy = lazy_rows(asked, [wants[i] for i in where])
     scores = exclude_refused(choice_scores(_pick(logits, where), unbound(asked, lazy)), lazy)
-    best = scores.argmax(-1)
+    best = best_tokens(scores)
     _report(where, wants, scores, best, host)
     sharp = [slot for slot, index in enumerate(where) if wants[index].probs]
     if sharp:
@@ -188,7 +188,7 @@ def _sample(
         keys.append(_key(history, draw))
     scores = _pick(processed, drawn) + _noise(keys, logits)
     scores = exclude_refused(scores, {place: lazy[slot] for place, slot in enumerate(drawn) if slot in lazy})
-    chosen = scores.argmax(-1)
+    chosen = best_tokens(scores)
     _report([where[slot] for slot in drawn], wants, scores, chosen, host)
     if len(drawn) == len(where):
         return chosen

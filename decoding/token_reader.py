@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from decoding.logits import best_tokens
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_keys, seed_keys
 from decoding.processor_chain import apply, chain_of
@@ -75,7 +76,7 @@ class TokenReader:
             return [[row] for row in read(logits, histories, self._wants)]
         if len(self._sampled) == len(self._seqs):
             return TokenRows(self._drawn(logits, positions).tolist())
-        tokens = logits.argmax(-1)
+        tokens = best_tokens(logits)
         if self._sampled:
             tokens[self._sampled] = self._drawn(logits[self._sampled], positions[self._sampled])
         return TokenRows(tokens.tolist())
@@ -83,4 +84,4 @@ class TokenReader:
     def _drawn(self, logits: torch.Tensor, positions: npt.NDArray[np.int64]) -> torch.Tensor:
         keys = noise_keys(self._seeds, positions, Purpose.SAMPLE)
         scores = apply(logits, logits, self._contexts, self._links)
-        return (scores + gumbel(keys, logits.shape[1], logits.device)).argmax(-1)
+        return best_tokens(scores + gumbel(keys, logits.shape[1], logits.device))
