@@ -9,10 +9,9 @@ once, and only the rest becomes U+FFFD.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from pool.token_bytes import REPLACEMENT, TokenBytes
+from pool.token_bytes import REPLACEMENT, Span, TokenBytes
 from turnout.utf8 import split_complete
 
 # Of tokenizers whose tokens depend on others: tokens decoded before a new one, so that they see enough of what is
@@ -24,24 +23,15 @@ LONGEST_CHARACTER = 8
 CHARACTER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A token's part of a text.
-
-    Attributes:
-        text: characters that it completes; none for all but the last token of a character.
-        data: bytes that it holds.
-    """
-
-    text: str
-    data: bytes
-
-
 class Detokenizer(Protocol):
     """Turns the tokens of one answer into text; never gives half a character."""
 
     def feed(self, token_id: int) -> str:
         """Take the next token; the text that it completes, maybe none."""
+        ...
+
+    def feed_all(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; the text that they complete, as `feed` gives it one by one."""
         ...
 
     def span(self, token_id: int) -> Span:
@@ -89,10 +79,26 @@ class ByteDetokenizer:
         """See `Detokenizer.feed`."""
         return self._take(token_id, self._next(token_id))
 
+    def feed_all(self, token_ids: Sequence[int]) -> str:
+        """See `Detokenizer.feed_all`."""
+        if self._shown or not self._begun:
+            return "".join(map(self.feed, token_ids))
+        data = b"".join(map(self._table.after, token_ids))
+        self._fed = self._fed or bool(data)
+        text, self._pending = split_complete(self._pending + data)
+        return text
+
     def span(self, token_id: int) -> Span:
         """See `Detokenizer.span`."""
+        usual = self._begun and not self._pending and not self._shown
+        if usual and (found := self._table.spans.get(token_id)) is not None:
+            self._fed = True
+            return found
         data = self._next(token_id)
-        return Span(self._take(token_id, data), data)
+        span = Span(self._take(token_id, data), data)
+        if usual and data and not self._pending:
+            self._table.spans[token_id] = span
+        return span
 
     def _take(self, token_id: int, data: bytes) -> str:
         if not self._begun:
@@ -173,6 +179,10 @@ class WindowDetokenizer:
         self._shown = max(self._shown, len(text))
         self._shorten()
         return added
+
+    def feed_all(self, token_ids: Sequence[int]) -> str:
+        """See `Detokenizer.feed_all`."""
+        return "".join(map(self.feed, token_ids))
 
     def _shorten(self) -> None:
         """Drop tokens from the front of the window, but for those that are part of a character."""

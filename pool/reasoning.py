@@ -13,8 +13,9 @@ from decoding.text import continue_with, text_within
 from decoding.thinking import TAIL, Channels, Marker, Part, Phase, Splitter, Start, Thinking, start_after
 from decoding.thinking_constraint import ThinkingConstraint
 from pool.chat_turns import PROBE
-from pool.detokenizer import Detokenizer, Span
+from pool.detokenizer import Detokenizer
 from pool.text import TextTokenizer, added_tokens, template_of
+from pool.token_bytes import Span
 from turnout.calls import ChatMessage, GenerateCall
 from turnout.chat_template import TemplateOptions
 from turnout.errors import TurnoutError, invalid
@@ -214,6 +215,10 @@ class AnswerDetokenizer:
         """See `Detokenizer.feed`."""
         text = self._inner.feed(token_id)
         return self._said(self._splitter.feed(token_id, text, "" if text else self._tokenizer.special_name(token_id)))
+
+    def feed_all(self, token_ids: Sequence[int]) -> str:
+        """See `Detokenizer.feed_all`."""
+        return "".join(map(self.feed, token_ids))
 
     def _said(self, pieces: list[tuple[Part, str]]) -> str:
         if self._keeps:

@@ -27,7 +27,7 @@ class StopStrings:
         found: the stop string that ended the answer: of several, the one that begins first; None: none did.
     """
 
-    __slots__ = ("_detokenizer", "_early", "_included", "_sent", "_stop", "_text", "found")
+    __slots__ = ("_detokenizer", "_early", "_included", "_sent", "_stop", "_text", "_unread", "found")
 
     def __init__(
         self, detokenizer: Detokenizer, stop: tuple[str, ...], included: bool = False, min_tokens: int = 0
@@ -37,6 +37,7 @@ class StopStrings:
         self._early = min_tokens
         self._stop = stop
         self._text = ""
+        self._unread: list[int] = []  # tokens whose text nobody has asked for, where no stop string is looked for
         self._sent = 0
         self.found: str | None = None
 
@@ -52,6 +53,9 @@ class StopStrings:
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; True when the text now contains a stop string, at which the text then ends."""
+        if not self._stop:
+            self._unread.append(token_id)
+            return False
         added = self._detokenizer.feed(token_id)
         early, self._early = self._early > 0, max(self._early - 1, 0)
         before = len(self._text)
@@ -68,10 +72,17 @@ class StopStrings:
     def end(self, token_id: int) -> None:
         """Take the token that ended the answer, whose text belongs to it where stop strings are included."""
         if self._included:
+            self._read()
             self._text += self._detokenizer.feed(token_id)
+
+    def _read(self) -> None:
+        if self._unread:
+            self._text += self._detokenizer.feed_all(self._unread)
+            self._unread = []
 
     def take(self, final: bool = False) -> str:
         """New text that can be shown: what might still become a stop string is held back until `final`."""
+        self._read()
         if final and not self.stopped:
             self._text += self._detokenizer.flush()
         end = len(self._text) if final or self.stopped else len(self._text) - self._held()
@@ -97,6 +108,7 @@ class StopStrings:
         """An independent copy in the same state."""
         twin = StopStrings(self._detokenizer.clone(), self._stop, self._included, self._early)
         twin._text, twin._sent, twin.found = self._text, self._sent, self.found
+        twin._unread = list(self._unread)
         return twin
 
 

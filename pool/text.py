@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 
 from decoding.translation import Vocabularies
 from pool.chat_turns import in_parts_of, takes_parts, turn_of
-from pool.detokenizer import ByteDetokenizer, Detokenizer, Span, WindowDetokenizer, spans_of
+from pool.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, spans_of
 from pool.end_of_text import end_of_text
 from pool.request_defaults import generation_sampling
 from pool.special_tokens import SpecialTokens, pattern_of, strings_of
 from pool.structures import Structures
-from pool.token_bytes import BYTE_FALLBACK, TokenBytes, byte_alphabet
+from pool.token_bytes import BYTE_FALLBACK, Span, TokenBytes, byte_alphabet
 from pool.tool_template import ToolTemplate, form_of
 from pool.vocabulary import TextVocabulary
 from turnout.calls import ChatMessage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,19 @@ BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LARGEST_ID = 2**32 - 1  # that the `tokenizers` library takes
 # Decoders under which a token's text depends on nothing but whether it is the first.
 LOCAL = frozenset({"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A token's part of a text.
+
+    Attributes:
+        text: characters that it completes; none for all but the last token of a character.
+        data: bytes that it holds.
+    """
+
+    text: str
+    data: bytes
 
 
 class TokenBytes:
@@ -26,6 +40,7 @@ class TokenBytes:
         names: text of each special token, which adds nothing to an answer's text.
         is_local: whether a token's bytes depend on nothing but whether it is the first of its text. Where they depend
             on more (`</w>` suffixes, CTC), the bytes given here are those of the token in the middle of a text.
+        spans: found parts of a text, of tokens that are whole characters and neither begin it nor follow half of one.
     """
 
     def __init__(self, core: Any) -> None:
@@ -41,6 +56,7 @@ class TokenBytes:
         self.is_local = self._byte_level or (kinds <= LOCAL and _cuts_locally(steps) and self._anchor is not None)
         self._after: dict[int, bytes] = {}
         self._first: dict[int, bytes] = {}
+        self.spans: dict[int, Span] = {}
 
     def counts(self, token_id: int) -> bool:
         """Tell whether a token is part of a text: known, and not special."""

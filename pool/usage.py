@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from decoding.calibration import RAN
@@ -18,6 +19,8 @@ from turnout.calls import TokenOut, Usage
 from turnout.cost import Meter, Price, report
 from turnout.types import Token
 from turnout.utf8 import name_of_part
+
+plain_out = lru_cache(maxsize=1 << 16)(TokenOut)  # of an id, its text, a source and a kind; see `plain_token`
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +43,8 @@ def token_out(token: Token, text: Detokenizer, thinking: bool = False) -> TokenO
     if not (token.top or token.rejected):  # most tokens
         span = text.span(token.id)
         broken = () if span.data == span.text.encode() else ((token.id, span.data),)
+        if token.logprob is None and token.entropy_bits is None and not (broken or thinking):
+            return plain_out(token.id, span.text, token.source, token.kind)
         usual = (token.id, span.text, token.source, token.kind, token.logprob, token.entropy_bits)
         return TokenOut(*usual, broken=broken, thinking=thinking)
     others = {other: text.peek(other) for other, _ in token.top}

@@ -100,6 +100,29 @@ def test_a_look_at_another_token_changes_nothing(tokenizer: TextTokenizer, text:
     assert "".join([*pieces, looked.flush()]) == tokenizer.decode(ids)
 
 
+@given(st.data())
+def test_tokens_that_are_taken_together_complete_the_same_text(tokenizer: TextTokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=20))
+    before = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=3))
+    cut = data.draw(st.integers(0, len(ids)))
+    shown = data.draw(st.sampled_from([(), tuple(tokenizer._names)]))
+    one, together = tokenizer.detokenizer(before, shown=shown), tokenizer.detokenizer(before, shown=shown)
+    for part in (ids[:cut], ids[cut:]):
+        assert together.feed_all(part) == "".join(map(one.feed, part))
+    assert together.flush() == one.flush()
+
+
+@given(st.data())
+def test_a_token_seen_before_has_the_part_that_it_would_have_at_first(
+    tokenizer: TextTokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=20))
+    assert tokenizer._bytes is not None
+    seen = tokenizer.spans([*ids, *ids])
+    tokenizer._bytes.spans.clear()
+    assert tokenizer.spans([*ids, *ids]) == seen
+
+
 @given(st.binary(max_size=24))
 @example("é".encode() + b"\xc3")
 @example(b"\xf0\x9f" + "日本".encode())
