@@ -294,7 +294,8 @@ def pack_tokens(tokens: Iterable[Token]) -> tuple[Any, ...]:
     ids: list[int] = []
     last: tuple[str, TokenKind] | None = None
     for token in tokens:
-        if token.logprob is not None or token.entropy_bits is not None or token.top or token.rejected:
+        known = token.logprob is not None or token.entropy_bits is not None or token.surprise_bits is not None
+        if known or token.top or token.rejected:
             runs.append((token.source, KINDS.index(token.kind), *token[:1], *token[3:]))
             last = None
         elif last == (token.source, token.kind):

@@ -237,6 +237,7 @@ class Replicas:
         seq.companions.clear()
         seq.renderings = rendered
         seq.tokens[:] = tokens
+        seq.chain = None  # what its processors know is of the tokens that it had
         seq.generated.clear()
         seq.output_counts.clear()
         seq.num_prompt_tokens = num_prompt

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, WrappedModel, token_of
+from decoding.processor_chain import reads_of
 from decoding.sequence import Sequence
 from turnout.types import Segment, Token
 
@@ -14,9 +15,10 @@ LONGEST_STRETCH = 8
 
 
 def reported(seq: Sequence) -> ReadSpec:
-    """Return the read specification of what the request reports about each emitted token; draws nothing."""
-    asked = seq.sampling
-    return ReadSpec(draw=None, entropy=asked.token_details, logprob=asked.logprobs is not None, top=asked.logprobs or 0)
+    """Return what is read with each emitted token: what the request reports, and what is recorded; draws nothing."""
+    asked, top = seq.sampling, seq.sampling.logprobs
+    surprise = bool(asked.processors) and reads_of(seq, 0).surprise
+    return ReadSpec(draw=None, entropy=asked.token_details, logprob=top is not None, top=top or 0, surprise=surprise)
 
 
 class DecodeLoop:

@@ -18,6 +18,7 @@ from decoding.processor_chain import apply, chain_of
 from decoding.processors.base import NEG_INF
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
+from decoding.step_states import StepStates
 from decoding.token_bans import ban
 
 BITS_PER_NAT = 1.4426950408889634
@@ -39,18 +40,19 @@ def best_tokens(scores: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(scores.detach().numpy().argmax(-1))
 
 
-def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
+def process(logits: torch.Tensor, rows: Rows[RowContext], states: StepStates | None = None) -> torch.Tensor:
     """Apply each row's sampling parameters.
 
     Args:
         logits: float32 [rows, vocab], raw; not modified.
         rows: whose row is whose.
+        states: hidden states that processors read.
 
     Returns:
         float32 [rows, vocab]; softmax of it is the distribution to draw from, excluded tokens are -inf.
         Rows with temperature 0 keep only their arg-max.
     """
-    logits = choice_scores(logits, rows)
+    logits = choice_scores(logits, rows, states)
     greedy = [row.seq.sampling.greedy for row in rows]
     if any(greedy):
         best = best_tokens(logits)[:, None]
@@ -59,17 +61,17 @@ def process(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
     return logits
 
 
-def choice_scores(logits: torch.Tensor, rows: Rows[RowContext]) -> torch.Tensor:
+def choice_scores(logits: torch.Tensor, rows: Rows[RowContext], states: StepStates | None = None) -> torch.Tensor:
     """As `process`, but rows with temperature 0 keep all scores, of which the greatest is taken.
 
     What leaves the best token the best is not applied to those. Returns `logits` itself where no row asks for anything.
     """
     raw, chains = logits, [chain_of(row.seq) for row in rows]
-    logits = apply(logits, raw, rows, [chain.before for chain in chains])
+    logits = apply(logits, raw, rows, [chain.before for chain in chains], states)
     logits = _allowed_only(logits, rows, is_own=logits is not raw)
     pairs = zip(rows, chains, strict=True)
     after = [chain.after_greedy if row.seq.sampling.greedy else chain.after for row, chain in pairs]
-    return apply(logits, raw, rows, after)
+    return apply(logits, raw, rows, after, states)
 
 
 def _allowed_only(logits: torch.Tensor, rows: Rows[RowContext], is_own: bool) -> torch.Tensor:

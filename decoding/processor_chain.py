@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from decoding.processors.base import PACKAGE, Batch, LogitsProcessor, Stage
+from decoding.processors.base import NOTHING, PACKAGE, Batch, LogitsProcessor, Stage
 from decoding.processors.count_penalties import CountPenalties
 from decoding.processors.logit_bias import LogitBias
 from decoding.processors.min_p import MinP
@@ -17,8 +17,10 @@ from decoding.processors.repetition_penalty import RepetitionPenalty
 from decoding.processors.temperature import Temperature
 from decoding.processors.top_k import TopK
 from decoding.processors.top_p import TopP
+from decoding.read_spec import ReadSpec
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
+from decoding.step_states import PastStates, StepStates
 from turnout.types import SamplingParams
 
 # Of `SamplingParams`: all that a chain depends on.
@@ -54,10 +56,10 @@ class Chain:
         before: those that act before structures and banned tokens.
         after: those that act after them, on rows that a token is drawn from.
         after_greedy: those of them that act on rows of which the best token is taken.
-        sampling: the parameters it was made of.
+        past: hidden states of the sequence's tokens, where a processor reads them.
     """
 
-    __slots__ = ("_asked", "after", "after_greedy", "before", "sampling")
+    __slots__ = ("_asked", "_reads", "after", "after_greedy", "before", "past", "sampling")
 
     def __init__(self, sampling: SamplingParams) -> None:
         self.sampling, self._asked = sampling, _asked(sampling)
@@ -67,6 +69,18 @@ class Chain:
         self.before = tuple(link for link in links if link.stage < Stage.TEMPERATURE)
         self.after = tuple(link for link in links if link.stage >= Stage.TEMPERATURE)
         self.after_greedy = tuple(link for link in self.after if not link.part.keeps_best)
+        self.past = PastStates()
+        self._reads: dict[int, ReadSpec] = {}
+
+    def reads(self, num_layers: int) -> ReadSpec:
+        """What its processors read of each row: see `LogitsProcessor.reads`."""
+        found = self._reads.get(num_layers)
+        if found is None:
+            found = NOTHING
+            for link in (*self.before, *(self.after_greedy if self.sampling.greedy else self.after)):
+                found = found | link.part.reads(num_layers)
+            self._reads[num_layers] = found
+        return found
 
     def fits(self, sampling: SamplingParams) -> bool:
         """Whether other parameters ask for the same processors; they are then its own."""
@@ -118,8 +132,17 @@ def chain_of(seq: Sequence) -> Chain:
     return chain
 
 
+def reads_of(seq: Sequence, num_layers: int) -> ReadSpec:
+    """Return what the sequence's processors read of each row: see `LogitsProcessor.reads`."""
+    return chain_of(seq).reads(num_layers) if seq.sampling.processors else NOTHING
+
+
 def apply(
-    logits: torch.Tensor, raw: torch.Tensor, contexts: Rows[RowContext], links: Rows[tuple[Link, ...]]
+    logits: torch.Tensor,
+    raw: torch.Tensor,
+    contexts: Rows[RowContext],
+    links: Rows[tuple[Link, ...]],
+    states: StepStates | None = None,
 ) -> torch.Tensor:
     """Apply to each row its links, in their order.
 
@@ -128,6 +151,7 @@ def apply(
         raw: float32 [rows, vocab], before any processor.
         contexts: of the rows.
         links: of the rows.
+        states: of the rows.
 
     Returns:
         float32 [rows, vocab]; `logits` itself where no row has a link.
@@ -141,10 +165,10 @@ def apply(
     for _, (rows, parts) in sorted(groups.items()):
         cls = type(parts[0])
         if len(rows) == len(contexts):
-            logits = cls.apply(logits, parts, Batch(contexts, raw))
+            logits = cls.apply(logits, parts, Batch(contexts, raw, None, states))
         else:
             places = torch.tensor(rows, device=logits.device)
-            batch = Batch([contexts[row] for row in rows], raw, places)
+            batch = Batch([contexts[row] for row in rows], raw, places, states)
             made = cls.apply(logits[places], parts, batch)
             logits = logits.index_copy(0, places, made) if logits is raw else logits.index_copy_(0, places, made)
     return logits

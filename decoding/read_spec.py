@@ -42,6 +42,8 @@ class ReadSpec:
         mean: for the first row of a call, the mean of the hidden states before the head, after the last norm, over the
             row's token and all tokens before it. All of these are computed: the cache holds no hidden states.
         margin: how far, in nats and after noise, the chosen token was ahead of the next one.
+        surprise: -log2 of the chosen token's probability in the distribution that it was drawn from; greedy rows have
+            none.
         among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
         unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
     """
@@ -56,6 +58,7 @@ class ReadSpec:
     before: frozenset[int] = frozenset()
     mean: bool = False
     margin: bool = False
+    surprise: bool = False
     among: SubVocabulary | None = None
     unmasked: bool = False
 
@@ -84,6 +87,7 @@ class ReadSpec:
             before=self.before | other.before,
             mean=self.mean or other.mean,
             margin=self.margin or other.margin,
+            surprise=self.surprise or other.surprise,
             among=self.among if self.among is other.among else None,
             unmasked=self.unmasked or other.unmasked,
         )
@@ -109,6 +113,7 @@ class Readout:
     before: dict[int, torch.Tensor] = field(default_factory=dict)
     mean: torch.Tensor | None = None
     margin: float | None = None
+    surprise_bits: float | None = None
     forced: bool = False
     allowed_logprob: float | None = None
 
@@ -199,4 +204,5 @@ class Score:
 
 def token_of(row: Readout, source: str) -> Token:
     """Return the token a row chose, with the log-probability and entropy read with it."""
-    return Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)
+    token = Token(row.token, source, logprob=row.logprob, entropy_bits=row.entropy_bits, top=row.top)
+    return token if row.surprise_bits is None else token._replace(surprise_bits=row.surprise_bits)

@@ -8,14 +8,25 @@ import torch
 
 from decoding.constraints.base import is_forced
 from decoding.lazy_constraints import exclude_refused, lazy_rows, unbound
-from decoding.logits import allowed_by_structure, best_tokens, choice_scores, entropy_bits, keep_allowed, process
+from decoding.logits import (
+    BITS_PER_NAT,
+    allowed_by_structure,
+    best_tokens,
+    choice_scores,
+    entropy_bits,
+    keep_allowed,
+    process,
+)
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.processors.base import NEG_INF
 from decoding.row_context import RowContext
+from decoding.step_states import StepStates
 
 
-def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec]) -> list[Readout]:
+def read(
+    logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec], states: StepStates | None = None
+) -> list[Readout]:
     """Read what each row asks for, and nothing else; small results reach the host in one copy.
 
     The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `NoiseKind`),
@@ -27,6 +38,7 @@ def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec
         logits: float32 [rows, vocab], raw; not modified.
         histories: whose row is whose.
         wants: what to read; `hidden` is not looked at, hidden states are filled in by the caller, which holds them.
+        states: hidden states that processors read.
 
     Returns:
         One `Readout` per row. `logits` and `probs` stay on their device; `Readout.logits` is a view of `logits`, or of
@@ -49,9 +61,9 @@ def read(logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec
             rows[index].logits = logits[index]
     tokens: list[tuple[list[int], torch.Tensor]] = []
     if greedy:
-        tokens.append((greedy, _take_best(logits, greedy, histories, wants, rows, host)))
+        tokens.append((greedy, _take_best(logits, greedy, histories, wants, rows, host, states)))
     if sampled:
-        tokens.append((sampled, _sample(logits, sampled, histories, wants, rows, host)))
+        tokens.append((sampled, _sample(logits, sampled, histories, wants, rows, host, states)))
     measured = [index for index, want in enumerate(wants) if want.entropy or want.logprob or want.top]
     if measured:
         _measure(logits, measured, histories, wants, tokens, rows, host)
@@ -139,6 +151,10 @@ def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits if len(rows) == logits.shape[0] else logits[rows]
 
 
+def _picked(states: StepStates | None, rows: list[int], wants: list[ReadSpec]) -> StepStates | None:
+    return states if states is None or len(rows) == len(wants) else states.picked(rows)
+
+
 def _take_best(
     logits: torch.Tensor,
     where: list[int],
@@ -146,11 +162,14 @@ def _take_best(
     wants: list[ReadSpec],
     rows: list[Readout],
     host: _HostCopy,
+    states: StepStates | None,
 ) -> torch.Tensor:
     """Greedy rows: the most probable token. Returns int64 [len(where)]."""
     asked = [histories[i] for i in where]
     lazy = lazy_rows(asked, [wants[i] for i in where])
-    scores = exclude_refused(choice_scores(_pick(logits, where), unbound(asked, lazy)), lazy)
+    scores = exclude_refused(
+        choice_scores(_pick(logits, where), unbound(asked, lazy), _picked(states, where, wants)), lazy
+    )
     best = best_tokens(scores)
     _report(where, wants, scores, best, host)
     sharp = [slot for slot, index in enumerate(where) if wants[index].probs]
@@ -169,11 +188,12 @@ def _sample(
     wants: list[ReadSpec],
     rows: list[Readout],
     host: _HostCopy,
+    states: StepStates | None,
 ) -> torch.Tensor:
     """Rows with a temperature: keyed Gumbel-max. Returns int64 [len(where)], -1 where no token was wanted."""
     asked = [histories[i] for i in where]
     lazy = lazy_rows(asked, [wants[i] for i in where])
-    processed = process(_pick(logits, where), unbound(asked, lazy))
+    processed = process(_pick(logits, where), unbound(asked, lazy), _picked(states, where, wants))
     soft = [slot for slot, index in enumerate(where) if wants[index].probs]
     if soft:
         for probs, slot in zip(_pick(processed, soft).softmax(-1), soft, strict=True):
@@ -190,6 +210,11 @@ def _sample(
     scores = exclude_refused(scores, {place: lazy[slot] for place, slot in enumerate(drawn) if slot in lazy})
     chosen = best_tokens(scores)
     _report([where[slot] for slot in drawn], wants, scores, chosen, host)
+    noted = [place for place, slot in enumerate(drawn) if wants[where[slot]].surprise]
+    if noted:
+        law = _pick(processed, [drawn[place] for place in noted]).log_softmax(-1)
+        named = law.gather(1, _pick(chosen, noted)[:, None])[:, 0]
+        host.add("surprise_bits", [where[drawn[place]] for place in noted], -named * BITS_PER_NAT)
     if len(drawn) == len(where):
         return chosen
     tokens = torch.full((len(where),), -1, dtype=torch.int64, device=logits.device)

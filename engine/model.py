@@ -99,6 +99,7 @@ class EngineModel(PoolMember):
         self.numerics = numerics_class(plan.backend.name, device.torch_device, plan.kv_dtype)
         most = size.max_length
         self.pool = BlockPool(num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, most)))
+        self.pool.model, self.pool.num_layers = self.digest, self.num_layers
         self.store = plan.cache(num_blocks * engine.block_size, device.torch_device)
         self.block_size, self.token_bytes = engine.block_size, token_bytes(self)
         runner = Runner(plan, self.store, engine.block_size, device.torch_device)

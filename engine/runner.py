@@ -19,6 +19,7 @@ from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable
 from engine.loaded_model import LoadedModel
+from engine.processor_states import ProcessorStates, processors_read
 from engine.token_batch import TokenBatch
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Runner:
         picked = torch.tensor(places, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         picked = picked.to(self.device, non_blocking=True)
         states = None if depth.first == 0 else torch.cat([feed.states for feed in feeds if feed.states is not None])
-        hidden, taps = self.plan.stack.hidden(layout, step, tapped(feeds), depth, states)
+        hidden, taps = self.plan.stack.hidden(layout, step, self.tapped(feeds), depth, states)
         return self._deliver(feeds, hidden, taps, layout.starts, picked)
 
     def _deliver(
@@ -159,9 +160,14 @@ class Runner:
                 pooled = range(int(starts[place]), int(starts[place + 1]))[feed.pooled]
                 normed = self.plan.stack.norm(hidden, torch.arange(pooled.start, pooled.stop, device=self.device))
                 feed.pooled_sum = normed.sum(0, dtype=torch.float64)
+        seen, reads = None, processors_read(feeds)
+        if reads.hidden or reads.before:
+            norm = self.plan.stack.norm
+            seen = ProcessorStates(feeds, reads, taps, starts, lambda each: norm(hidden, each.to(self.device)))
+            seen.keep()
         if not len(picked):
             return [[] for _ in feeds]
-        rows = self._read(feeds, hidden, taps, picked)
+        rows = self._read(feeds, hidden, taps, picked, seen)
         answer, at = [], 0
         for feed in feeds:
             answer.append(rows[at : at + len(feed.reads)])
@@ -169,7 +175,12 @@ class Runner:
         return answer
 
     def _read(
-        self, feeds: Sequence[Feed], hidden: torch.Tensor, taps: dict[int, torch.Tensor], picked: torch.Tensor
+        self,
+        feeds: Sequence[Feed],
+        hidden: torch.Tensor,
+        taps: dict[int, torch.Tensor],
+        picked: torch.Tensor,
+        seen: ProcessorStates | None,
     ) -> list[Readout]:
         normed = self.plan.stack.norm(hidden, picked)
         _leave(feeds, hidden, picked, normed)
@@ -177,7 +188,10 @@ class Runner:
         histories = [history for feed in feeds for _, history, _ in feed.reads]
         kinds = list({id(want): want for want in wants}.values())  # most rows want the same
         if any(want.reads_logits for want in kinds):
-            rows = read(self._logits(normed, wants), histories, wants)
+            reads = None
+            if seen is not None:  # before processors run
+                reads = seen.of_rows(picked, normed, self._head)
+            rows = read(self._logits(normed, wants), histories, wants, reads)
         else:
             rows = [Readout() for _ in wants]
         wanted = frozenset(layer for want in kinds for layer in want.hidden)
@@ -190,6 +204,12 @@ class Runner:
                     row.hidden[layer] = state
         return rows
 
+    def _head(self, states: torch.Tensor, normed: bool) -> torch.Tensor:
+        """Logits of states [n, hidden], through the last norm where it is asked for; float32 [n, vocab_size]."""
+        if normed:
+            states = self.plan.stack.norm(states.contiguous(), torch.arange(len(states), device=self.device))
+        return self.plan.logits(states.to(self.plan.dtype))
+
     def _logits(self, normed: torch.Tensor, wants: list[ReadSpec]) -> torch.Tensor:
         """[R, vocab_size], of each row at least the ids it is read over."""
         parts = dict.fromkeys(want.among for want in wants)
@@ -200,6 +220,13 @@ class Runner:
             rows = torch.tensor([row for row, want in enumerate(wants) if want.among is among], device=normed.device)
             logits[rows] = self.plan.logits(normed[rows], among)
         return logits
+
+    def tapped(self, feeds: Sequence[Feed]) -> frozenset[int]:
+        """Return the layers whose output is wanted."""
+        wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
+        own = processors_read(feeds)
+        every = (*wanted, *(feed.traced for feed in feeds), own.hidden, own.before)
+        return frozenset(layer for layers in every for layer in layers if layer >= 0)
 
     def _run_tokens(self, batch: TokenBatch) -> Sequence[list[Readout]]:
         layout = self._lay_out(batch)
@@ -238,9 +265,3 @@ def _leave(feeds: Sequence[Feed], hidden: torch.Tensor, picked: torch.Tensor, no
         at = rows.stop
         if feed.exit is not None and feed.reads:
             normed[rows] = feed.exit(hidden[picked[rows]].to("cpu", torch.float32)).to(normed)
-
-
-def tapped(feeds: Sequence[Feed]) -> frozenset[int]:
-    """Layers whose output is wanted."""
-    wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
-    return frozenset(layer for layers in (*wanted, *(feed.traced for feed in feeds)) for layer in layers if layer >= 0)

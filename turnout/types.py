@@ -122,7 +122,8 @@ class Token(NamedTuple):
     `source` is the name of the model that wrote it: for an accepted draft token, the drafting one.
     `logprob` and `top` (id, log-probability) are in nats under the raw logits of the model that decided;
     `entropy_bits` is that distribution's entropy before temperature, in bits. `rejected` are drafted tokens that were
-    refused in its place, where the request asked for details.
+    refused in its place, where the request asked for details. `surprise_bits` is -log2 of its probability in the
+    distribution that it was drawn from, where a logits processor reads that.
     """
 
     id: int
@@ -132,6 +133,7 @@ class Token(NamedTuple):
     entropy_bits: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     rejected: tuple[int, ...] = ()
+    surprise_bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

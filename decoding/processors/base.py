@@ -16,10 +16,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from decoding.parts import Part
+from decoding.read_spec import ReadSpec
 from decoding.row_context import RowContext
+from decoding.step_states import LAST, StepStates
 
 PACKAGE = "decoding.processors"
 NEG_INF = float("-inf")
+NOTHING = ReadSpec(draw=None)
 
 
 class Stage(IntEnum):
@@ -47,16 +50,44 @@ class Batch:
         contexts: of each row, the sequence and the hypothetical tokens after it.
         all_raw: float32 [all, vocab], the raw logits of the step's rows.
         places: int64 [rows], which of them these rows are; None: they are all.
+        states: hidden states of the step's rows; None: there are none.
     """
 
     contexts: Rows[RowContext]
     all_raw: torch.Tensor
     places: torch.Tensor | None = None
+    states: StepStates | None = None
 
     @property
     def raw(self) -> torch.Tensor:
         """float32 [rows, vocab], the logits before any processor; not to be modified."""
         return self.all_raw if self.places is None else self.all_raw[self.places]
+
+    def hidden(self, layer: int) -> torch.Tensor | None:
+        """Hidden states after a layer: [rows, width]; see `ReadSpec.hidden`. None: they were not computed.
+
+        Rows that only draft may run through some layers, or belong to another model: processors then leave them.
+        """
+        found = None if self.states is None else self.states.rows.get(layer)
+        return found if found is None or self.places is None else found[self.places]
+
+    def head(self, layer: int, normed: bool = True) -> torch.Tensor | None:
+        """Logits that the head reads from the states after a layer: float32 [rows, vocab]; None as in `hidden`.
+
+        Args:
+            layer: which one.
+            normed: whether the last norm comes between them, as it does after the last layer.
+        """
+        found = self.hidden(layer)
+        if found is None or self.states is None:
+            return None
+        return self.states.head(found, normed and layer != LAST)
+
+    def path(self, row: int) -> tuple[int, ...]:
+        """Places in `states.fed` of a row's hypothetical tokens, in their order; -1: not in this forward."""
+        if self.states is None or not self.states.paths:
+            return (-1,) * len(self.contexts[row].path)
+        return self.states.paths[row if self.places is None else int(self.places[row])]
 
     def tensor(self, values: Rows[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A value a row, where the logits are: [rows, 1]."""
@@ -70,6 +101,8 @@ class LogitsProcessor(Part):
         stage: when it acts; within a stage the request's own processors act in the order in which it lists them.
         keeps_best: whether the most probable token stays the most probable one: it is then not applied to greedy rows.
         greedy_only: whether it scores candidates for a search, so that a request must have temperature 0.
+        prefix_pure: whether a row follows from tokens alone. If not, it also depends on what was recorded with them
+            (`Token.surprise_bits`): no draft can be judged by it, and an answer is made again, not gone on with.
         off: parameters with which it changes nothing.
     """
 
@@ -77,6 +110,7 @@ class LogitsProcessor(Part):
     stage: ClassVar[Stage]
     keeps_best: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
+    prefix_pure: ClassVar[bool] = True
     off: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -93,6 +127,18 @@ class LogitsProcessor(Part):
     def token_ids(cls, params: Any) -> Iterable[int]:
         """Ids that parameters of this class name; a request must not name any that the vocabulary lacks."""
         return ()
+
+    def reads(self, num_layers: int) -> ReadSpec:
+        """What it needs of a row besides the logits, with its parameters.
+
+        Args:
+            num_layers: of the model that computes the row.
+
+        Returns:
+            `hidden`: layers for `Batch.hidden` and `Batch.head`; `before`: layers of which states of all tokens before
+            the row are kept, in `Chain.past`; `surprise`: recorded with each token. All else is not looked at.
+        """
+        return NOTHING
 
     @classmethod
     @abstractmethod

@@ -26,7 +26,14 @@ class BlockPool:
         block_size: tokens a block holds.
         rope_length: of the greatest length of a sequence: a number that its keys depend on besides the tokens, so that
             only sequences with the same number share blocks; see `engine.rope`. None: always 0.
+
+    Attributes:
+        model: digest of the model whose cache it is; set by its owner, as is
+        num_layers: of the model.
     """
+
+    model = ""
+    num_layers = 0
 
     def __init__(self, num_blocks: int, block_size: int, rope_length: Callable[[int], int] | None = None) -> None:
         if num_blocks < 1 or block_size < 1:

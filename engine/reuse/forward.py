@@ -23,7 +23,7 @@ from engine.reuse.partial_rows import Again, Bools, Picked, pick
 from engine.reuse.reused_spans import Partial, ReuseCounts
 from engine.reuse.rotation import Rotation
 from engine.reuse.settings import ReuseSettings
-from engine.runner import Feed, Runner, tapped
+from engine.runner import Feed, Runner
 from turnout.errors import Code, TurnoutError
 
 Taps = dict[int, torch.Tensor]
@@ -69,7 +69,7 @@ class ReusingRunner(Runner):
         for partial in partials.values():
             self._take_over(partial)
         batch = _Batch(self._lay_out(feeds), partials)
-        taps = tapped(feeds)
+        taps = self.tapped(feeds)
         if any(partial.watches for partial in partials.values()):
             taps |= {self._watched}
         checked = {place: partial for place, partial in partials.items() if _checks(partial)}

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from decoding.processor_chain import reads_of
 from decoding.sequence import Sequence
 from engine.cache.blocks import BlockPool
 from engine.cache.table import BlockTable
@@ -58,7 +59,7 @@ class SpanReuse:
             return
         if table.seq.sharing.salt:
             return
-        if table.seq.lossy:
+        if table.seq.lossy and not reads_of(table.seq, table.pool.num_layers).before:
             spans = await self._find(table)
             if spans and table.arrival is None and table.reused is None and not table.released:
                 self.hits += 1

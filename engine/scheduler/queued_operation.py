@@ -15,6 +15,7 @@ from decoding.partial_forward import WHOLE, Exit
 from decoding.row_context import RowContext
 from decoding.token_reader import reads_ahead
 from engine.cache.table import BlockTable
+from engine.processor_states import first_without_states, reads_layers
 from engine.runner import Feed
 from turnout.tracing import current
 
@@ -171,9 +172,9 @@ class QueuedOperation:
         table, block = self.table, self.block
         table.adopt_prefix()
         last = self.base if self.apart else self.total  # rows apart from the sequence's cache are no part of its tokens
-        read_from = None if self.want is None else min(self.first_read, last)
+        read_from = None if self.want is None else min(self.first_read, last, first_without_states(table))
         if self._pools:
-            read_from = min(self.num_pooled, last)
+            read_from = min(self.num_pooled, last, first_without_states(table))
         kept = table.reconcile(() if self.apart else block.tokens, compute_from=read_from)
         self.cached_rows = block.resume if kept == self.base and table.scratch.holds(block) else 0
         self.remaining = max(self.total - kept - self.cached_rows, 0)
@@ -204,7 +205,7 @@ class QueuedOperation:
             tokens += block.tokens[self.cached_rows :]
             feed = Feed(table, tokens, block, self.cached_rows, exit=self.exit)
             feed.depth, feed.states = block.layers, block.states
-            if self.first_row < 0 and block.is_chain and start == base - 1:
+            if self.first_row < 0 and block.is_chain and start == base - 1 and not reads_layers(table):
                 held = table.scratch.states_of((table.seq.tokens[-1], *block.tokens))
                 feed.depth, feed.states = held or (feed.depth, feed.states)
         else:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.logits import choice_scores
+from decoding import logits as logits_module
 from decoding.model import ModelPool, Request
+from decoding.processor_chain import chain_of, reads_of
 from decoding.processors.base import PACKAGE, LogitsProcessor, Stage
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
-from tests.conformance.parts import VOCAB
+from decoding.step_states import LAST, StepStates
+from tests.conformance.parts import LAYERS, VOCAB, WIDTH, drafter_choice
 from tests.conformance.test_identity import pool as pool
 from tests.conformance.test_identity import prompts
 from tests.conformance.test_structures import LONGEST, STRUCTURE, assert_fits
@@ -25,7 +27,10 @@ from turnout.types import SamplingParams, Token
 PROCESSORS: dict[str, type[LogitsProcessor]] = {name: load(PACKAGE, name, "part").PART for name in names(PACKAGE)}
 # With which each has something to do; {}: its defaults are such.
 ACTIVE: dict[str, dict[str, Any]] = {name: dict(part.Params.example) for name, part in PROCESSORS.items()}  # fmt: skip
+# Trees, and layers of the large model that run before the others.
+STATE_DRAFTERS = ("model_tree", "swift", "del")
 ROWS = 12
+MODEL = "of these tests"
 
 
 def rows_of(name: str, params: dict[str, Any], greedy: bool = False) -> list[RowContext]:
@@ -42,6 +47,45 @@ def rows_of(name: str, params: dict[str, Any], greedy: bool = False) -> list[Row
             seq.append(Token(token, "m"))
         made.append(RowContext(seq, path))
     return made
+
+
+def state_of(tokens: list[int], layer: int) -> torch.Tensor:
+    """A hidden state as a function of the tokens up to its own: small integers, so that sums of them are exact."""
+    seed = hash((layer, tuple(tokens[-4:])))
+    return torch.randint(-2, 3, (WIDTH,), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def states_of(rows: list[RowContext], vocab: int) -> StepStates:
+    """What a forward of a model with these states hands to processors, and keeps of what is written."""
+    reads = [reads_of(row.seq, LAYERS) for row in rows]
+    head = torch.randint(-1, 2, (WIDTH, vocab), generator=torch.Generator().manual_seed(9)).float() / 4
+    for row, read in zip(rows, reads, strict=True):
+        past, tokens = chain_of(row.seq).past, row.seq.tokens
+        for layer in read.before:
+            start = past.known(MODEL, layer)
+            if start < len(tokens):
+                new = [state_of(tokens[: place + 1], layer) for place in range(start, len(tokens))]
+                past.put(MODEL, layer, start, torch.stack(new))
+    layers = frozenset().union(*(each.hidden for each in reads))
+    kept = [tokens for row in rows for tokens in _paths(row)]
+    fed = {LAST: torch.stack([state_of(tokens, LAST) for tokens in kept])} if kept else {}
+    ends = iter(range(len(kept)))
+    return StepStates(
+        MODEL,
+        LAYERS,
+        {layer: torch.stack([state_of(row.tokens, layer) for row in rows]) for layer in layers},
+        lambda states, normed: (states * 2 if normed else states) @ head,
+        fed,
+        tuple(tuple(next(ends) for _ in row.path) for row in rows),
+    )
+
+
+def _paths(row: RowContext) -> list[list[int]]:
+    return [[*row.seq.tokens, *row.path[: size + 1]] for size in range(len(row.path))]
+
+
+def choice_scores(raw: torch.Tensor, rows: list[RowContext]) -> torch.Tensor:
+    return logits_module.choice_scores(raw, rows, states_of(rows, raw.shape[1]))
 
 
 def logits(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
@@ -148,17 +192,25 @@ async def answered(
 async def test_drafts_change_nothing(pool: ModelPool, structured: bool) -> None:
     """Speculation with the match verifier writes what plain decoding writes, under all of them in one batch."""
     jobs, compared = [], 0
-    drafted = {"drafter": "model_chain", "verifier": "match", "length": "fixed"}
     for name, part in PROCESSORS.items():
+        if not part.prefix_pure:  # no draft can be judged by it: refused by pools
+            continue
         sampling = {
             "temperature": 0.0 if part.greedy_only else 0.9,
             "processors": (PartChoice(name=name, params=ACTIVE[name]), PartChoice.of("top_k", k=20)),
         }
-        jobs += [(method, params, sampling, structured) for method, params in (("plain", {}), ("speculative", drafted))]
-    made = await asyncio.gather(*(answered(pool, *job) for job in jobs))
-    for plain, speculative in zip(made[::2], made[1::2], strict=True):
-        assert [seq.tokens for seq in plain] == [seq.tokens for seq in speculative]
-        compared += sum(seq.meter.speculation.accepted_tokens for seq in speculative)
+        reads = part(part.Params(**ACTIVE[name])).reads(LAYERS)
+        drafters = ("model_chain", *(STATE_DRAFTERS if reads.hidden else ()))
+        jobs += [(name, "plain", {}, sampling, structured)]
+        for drafter in drafters:
+            drafted = {"drafter": drafter_choice(drafter), "verifier": "match", "length": "fixed"}
+            jobs += [(name, "speculative", drafted, sampling, structured)]
+    made = await asyncio.gather(*(answered(pool, *job) for _, *job in jobs))
+    for (name, method, params, *_), answers in zip(jobs, made, strict=True):
+        if method == "plain":
+            plain = answers
+        assert [seq.tokens for seq in plain] == [seq.tokens for seq in answers], (name, params)
+        compared += sum(seq.meter.speculation.accepted_tokens for seq in answers)
         for seq in plain if structured else ():
             assert_fits(seq)
     assert compared > 0
