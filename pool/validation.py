@@ -11,7 +11,7 @@ from typing import Any
 from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
 from pool.contrast import PreparedContrast, prepare_contrast, render_contrast
-from pool.processors import with_processors
+from pool.processors import are_prefix_pure, check_use, with_processors
 from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
 from pool.reasoning import thinking_of_call
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
@@ -91,7 +91,10 @@ class PreparedRequest:
     @property
     def continues(self) -> bool:
         """Whether answers can be continued from their first tokens."""
-        return self.plan is not None and self.plan.method.continues(self.plan.params, self.sampling.greedy)
+        plan, sampling = self.plan, self.call.sampling
+        if plan is None or not plan.method.continues(plan.params, sampling.greedy):
+            return False
+        return sampling.greedy or not sampling.processors or are_prefix_pure(sampling)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -161,6 +164,7 @@ class RequestValidator:
             sampling = sampling.model_copy(update={"bad_word_ids": ids})
         if sampling.processors:
             sampling = with_processors(sampling, self.tokenizer, self.vocab_size)
+            check_use(sampling, plan.method if plan is not None else None, part is not None)
         call = replace(call, sampling=sampling)
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))

@@ -90,6 +90,8 @@ class MethodInfo:
             endpoints: `pool.endpoints.methods` has it over texts.
         contrasts: whether all it writes comes from `extend`, `decode` and `verify` of the model that answers, so that
             the request's contrast holds in it (`decoding.contrasted_model`).
+        drafts: whether it judges tokens before those that they follow are written: logits processors whose rows depend
+            on more than tokens (`prefix_pure`) are refused.
     """
 
     name: str
@@ -103,6 +105,7 @@ class MethodInfo:
     across_vocabularies: bool = False
     over_text: bool = False
     contrasts: bool = False
+    drafts: bool = False
 
     @property
     def summary(self) -> str:
@@ -222,12 +225,13 @@ def method(
     across_vocabularies: bool = False,
     over_text: bool = False,
     contrasts: bool = False,
+    drafts: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text, contrasts)
+        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text, contrasts, drafts)
         return MethodInfo(name, run, params, papers, *traits)
 
     return register

@@ -63,7 +63,7 @@ class MonitoredParams(MethodParams):
         monitor.check(models)
 
 
-@method(params=MonitoredParams, papers=(21, 184), lossless=False, needs=frozenset({"small", "large"}))
+@method(params=MonitoredParams, papers=(21, 184), lossless=False, needs=frozenset({"small", "large"}), drafts=True)
 async def monitored(request: Request, models: ModelPool, params: MonitoredParams) -> AsyncIterator[Segment]:
     """Any method writes; a monitor watches, puts words into the answer, or has a finished one reconsidered.
 

@@ -185,7 +185,14 @@ async def side_by_side(one: Coroutine[Any, Any, One], other: Coroutine[Any, Any,
             await asyncio.wait((first, second))
 
 
-@method(params=PearlParams, papers=(130,), lossless=True, needs=frozenset({"small", "large"}), resumable=True)
+@method(
+    params=PearlParams,
+    papers=(130,),
+    lossless=True,
+    needs=frozenset({"small", "large"}),
+    resumable=True,
+    drafts=True,
+)
 async def pearl(request: Request, models: ModelPool, params: PearlParams) -> AsyncIterator[Segment]:
     """The small model drafts while the large one verifies; neither waits for the other.
 

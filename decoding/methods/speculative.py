@@ -355,13 +355,13 @@ def _listed(kinds: tuple[Candidates, ...] | frozenset[Candidates]) -> str:
     resumable=True,
     across_vocabularies=True,
     contrasts=True,
+    drafts=True,
 )
 async def speculative(request: Request, models: ModelPool, params: SpeculativeParams) -> AsyncIterator[Segment]:
     """Tokens are drafted, the large model verifies them in one forward; the output law is the large model's.
 
     Paper #111 (Speculative decoding), with the drafters, length policies, verifiers and selectors of the papers they
-    name. A verifier that is not lossless says which law it has. An end of the answer inside a draft cuts the rest of
-    the round.
+    name. A verifier that is not lossless says which law it has. An answer that ends in a draft cuts the round.
     """
     speculation: Speculation | None = None
     roster: Roster | None = None

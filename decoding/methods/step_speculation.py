@@ -139,7 +139,9 @@ class StepSpeculationParams(CalibratedParams):
         return part.threshold
 
 
-@method(params=StepSpeculationParams, papers=(39, 221), lossless=False, needs=frozenset({"small", "large"}))
+@method(
+    params=StepSpeculationParams, papers=(39, 221), lossless=False, needs=frozenset({"small", "large"}), drafts=True
+)
 async def step_speculation(
     request: Request, models: ModelPool, params: StepSpeculationParams
 ) -> AsyncIterator[Segment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, call_of
+from tests.pool.resuming import part, rest
 from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
 
@@ -24,6 +26,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         ([{"name": "logit_bias", "bias": {"99999999": 1.0}}], "processors.0", "token id 99999999; allowed"),
         ([{"name": "top_p", "q": 0.5}], "processors.0.q", "allowed here: p"),
         (["fsd"], "processors.0", "needs temperature 0 (got 0.9)"),
+        (["fsd_vector"], "processors.0", "needs temperature 0 (got 0.9)"),
+        ([{"name": "mirostat", "tau": -1}], "processors.0.tau", "greater than or equal to 0"),
+        ([{"name": "mirostat", "eta": float("nan")}], "processors.0.eta", "finite"),
+        ([{"name": "dynamic_focus", "layers": [0]}], "processors.0.layers.0", "greater than or equal to 1"),
+        ([{"name": "dynamic_focus", "sigma": 1e30}], "processors.0.sigma", "less than or equal to"),
         ([{"name": "dynamic_temperature", "low": 2.0}], "processors.0.low", "at most high"),
     ],
 )
@@ -57,3 +64,33 @@ async def test_a_body_lists_them_below_decoding() -> None:
     assert caught.value.field == "decoding.processors"
     with pytest.raises(TurnoutError, match="unknown"):
         chat_job({**body, "processors": ["xtc"]})
+
+
+@pytest.mark.parametrize("method", ["speculative", "pearl", "step_speculation"])
+async def test_what_depends_on_more_than_tokens_is_refused_next_to_drafts(pool: LocalPool, method: str) -> None:
+    call = call_of("hi", method, temperature=0.9, max_tokens=4, processors=(PartChoice.of("mirostat"),))
+    with pytest.raises(TurnoutError, match=r"'mirostat' depends on each token before.*drafts.*plain") as caught:
+        await answer(pool, call)
+    assert caught.value.field == "processors.0"
+
+
+async def test_hidden_states_are_refused_where_rows_are_combined(pool: LocalPool) -> None:
+    call = call_of(
+        "hi", "plain", max_tokens=4, processors=(PartChoice.of("top_n_sigma"), PartChoice.of("dynamic_focus"))
+    )
+    with pytest.raises(TurnoutError, match="reads hidden states: not allowed with contrast") as caught:
+        await answer(pool, replace(call, contrast=PartChoice.of("pmi")))
+    assert caught.value.field == "processors.1"
+
+
+async def test_an_answer_under_mirostat_is_made_again_with_the_surprises_it_had(pool: LocalPool) -> None:
+    """What a client has holds no surprises: gone on with from its tokens, the bound would be another."""
+    chosen = (PartChoice.of("mirostat", tau=1.5, eta=0.9),)
+    call = call_of("hello", "plain", temperature=1.0, max_tokens=30, seed=3, ignore_eos=True, processors=chosen)
+    whole = await answer(pool, call)
+    client = await part(pool, call, 4)
+    assert 0 < len(client.ids[0]) < 30
+    await rest(pool, call, client)
+    assert client.ids[0] == whole.ids
+    assert client.usage is not None
+    assert any("made again" in note for note in client.usage.notes)
