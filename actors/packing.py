@@ -302,7 +302,7 @@ def unpack_result(
     return op.with_states(value, states)
 
 
-_UNREAD = (None, None, (), None, False, None)
+_UNREAD = (None, None, (), None, False, None, (), ())
 
 
 def _pack_rows(rows: list[Readout], in_bytes: Callable[[Any], bytes]) -> Any:
@@ -312,6 +312,7 @@ def _pack_rows(rows: list[Readout], in_bytes: Callable[[Any], bytes]) -> Any:
         if row.bears_tensors:
             return in_bytes(rows)
         read = (row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob)
+        read = (*read, row.top_processed, row.processed_of)
         if read == _UNREAD:
             packed.append(row.token)
         else:
@@ -329,8 +330,10 @@ def _unpack_rows(packed: Any, from_bytes: Callable[[bytes], Any]) -> list[Readou
             rows.append(Readout(each))
         else:
             token, entropy, logprob, top, *rest = each
-            margin, forced, allowed = rest or (None, False, None)
-            rows.append(Readout(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed))
+            margin, forced, allowed, best, given = rest or _UNREAD[3:]
+            row = Readout(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed)
+            row.top_processed, row.processed_of = best, given
+            rows.append(row)
     return rows
 
 

@@ -26,13 +26,15 @@ MOST_VISITED = 16  # tokens of a row; then its mask is asked for
 def lazy_rows(rows: Rows[RowContext], wants: Rows[ReadSpec]) -> dict[int, RowContext]:
     """Return the rows of which only the token is wanted, and whose constraint is asked token by token.
 
-    Not those whose distribution is read (`probs` is the masked law, exactly), or is cut by its shape: that comes after
-    the mask.
+    Not those whose distribution is read (`probs` is the masked law, exactly, as is what is processed), or is cut by its
+    shape: that comes after the mask.
     """
     found = {}
     for place, (row, want) in enumerate(zip(rows, wants, strict=True)):
         constraint = row.seq.constraint
-        if constraint is None or not constraint.is_lazy or row.free or want.probs or want.margin:
+        if constraint is None or not constraint.is_lazy or row.free:
+            continue
+        if want.probs or want.margin or want.weighs:
             continue
         chain, sampling = chain_of(row.seq), row.seq.sampling
         after = chain.after_greedy if sampling.greedy else chain.after

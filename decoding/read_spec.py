@@ -34,6 +34,10 @@ class ReadSpec:
         entropy: of the raw distribution, in bits; where a structure holds, of the tokens it allows, renormalised.
         logprob: raw log-probability of the chosen token, in nats.
         top: that many most probable tokens with raw log-probabilities.
+        top_processed: that many most probable tokens of the distribution that tokens are drawn from, with their
+            log-probabilities there; at temperature 0 it is that of temperature 1, and not truncated. Excluded tokens
+            have -inf.
+        processed_of: ids whose log-probabilities in the same distribution are read.
         probs: the processed distribution the token was drawn from (one-hot when greedy).
         logits: the raw logits.
         hidden: layers after which hidden states are read (-1: before the head, after the last norm).
@@ -61,11 +65,18 @@ class ReadSpec:
     surprise: bool = False
     among: SubVocabulary | None = None
     unmasked: bool = False
+    top_processed: int = 0
+    processed_of: tuple[int, ...] = ()
+
+    @property
+    def weighs(self) -> bool:
+        """True if log-probabilities of the distribution that a token is drawn from are wanted."""
+        return self.top_processed > 0 or bool(self.processed_of)
 
     @property
     def chooses(self) -> bool:
         """True if the distribution that a token is drawn from is wanted, not only the model's raw output."""
-        return self.draw is not None or self.probs or self.margin
+        return self.draw is not None or self.probs or self.margin or self.weighs
 
     @property
     def reads_logits(self) -> bool:
@@ -90,6 +101,8 @@ class ReadSpec:
             surprise=self.surprise or other.surprise,
             among=self.among if self.among is other.among else None,
             unmasked=self.unmasked or other.unmasked,
+            top_processed=max(self.top_processed, other.top_processed),
+            processed_of=tuple(dict.fromkeys(self.processed_of + other.processed_of)),
         )
 
 
@@ -98,9 +111,9 @@ class Readout:
     """Readout of one position; fields that were not wanted stay at their defaults. See `ReadSpec`.
 
     `before` is [n, hidden] for each layer, for the n tokens right before the row's that were not cached; `mean` is
-    float32 [hidden]. Where a structure holds, an entropy comes with `forced`, whether only one token, or only the end,
-    is allowed, and with `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the
-    entropy is unmasked).
+    float32 [hidden]. `processed_of` has ids and log-probabilities, as `top` and `top_processed` have. Where a structure
+    holds, an entropy comes with `forced`, whether only one token, or only the end, is allowed, and with
+    `allowed_logprob`, of all allowed tokens together, in nats (None: no structure holds, or the entropy is unmasked).
     """
 
     token: int = -1
@@ -116,6 +129,8 @@ class Readout:
     surprise_bits: float | None = None
     forced: bool = False
     allowed_logprob: float | None = None
+    top_processed: tuple[tuple[int, float], ...] = ()
+    processed_of: tuple[tuple[int, float], ...] = ()
 
     @property
     def bears_tensors(self) -> bool:

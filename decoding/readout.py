@@ -23,6 +23,8 @@ from decoding.processors.base import NEG_INF
 from decoding.row_context import RowContext
 from decoding.step_states import StepStates
 
+PAIRED = ("top", "top_processed", "processed_of")  # fields of ids with their log-probabilities
+
 
 def read(
     logits: torch.Tensor, histories: list[RowContext], wants: list[ReadSpec], states: StepStates | None = None
@@ -31,8 +33,8 @@ def read(
 
     The arg-max of processed logits plus noise keyed by (seed, position, purpose), or also by round (see `NoiseKind`),
     is the drawn token, so a row's outcome does not depend on the batch it is in. Log-probabilities and top are of the
-    raw logits; the entropy is too, but where a structure holds it is that of the tokens it allows (see
-    `ReadSpec.entropy`).
+    raw logits, but for those that are said to be processed; the entropy is too, but where a structure holds it is that
+    of the tokens it allows (see `ReadSpec.entropy`).
 
     Args:
         logits: float32 [rows, vocab], raw; not modified.
@@ -71,6 +73,9 @@ def read(
     for row, want in zip(rows, wants, strict=True):
         if len(row.top) > want.top:
             row.top = row.top[: want.top]
+        if want.weighs:
+            row.top_processed = row.top_processed[: want.top_processed]
+            row.processed_of = row.processed_of[: len(want.processed_of)]
     return rows
 
 
@@ -82,7 +87,7 @@ class _HostCopy:
     parts: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, name: str, rows: list[int], values: torch.Tensor) -> None:
-        """Put values[i] ([n] or [n, k]) into field `name` of row rows[i]."""
+        """Put values[i] ([n], [n, 1]; of `PAIRED`, [n, 2k]: values and ids) into field `name` of row rows[i]."""
         self.where.append((name, rows))
         self.parts.append(values)
 
@@ -98,14 +103,12 @@ class _HostCopy:
             if name == "token":
                 for index, value in zip(where, values, strict=True):
                     rows[index].token = int(value)
-            elif name == "top":
+            elif name in PAIRED:
                 width = part.shape[1] // 2
                 for slot, index in enumerate(where):
                     start = slot * 2 * width
-                    ids = values[start + width : start + 2 * width]
-                    rows[index].top = tuple(
-                        (int(token), logprob) for token, logprob in zip(ids, values[start : start + width], strict=True)
-                    )
+                    ids = map(int, values[start + width : start + 2 * width])
+                    setattr(rows[index], name, tuple(zip(ids, values[start : start + width], strict=True)))
             else:
                 for index, value in zip(where, values, strict=True):
                     setattr(rows[index], name, value)
@@ -172,6 +175,7 @@ def _take_best(
     )
     best = best_tokens(scores)
     _report(where, wants, scores, best, host)
+    _weigh(where, wants, scores, host)
     sharp = [slot for slot, index in enumerate(where) if wants[index].probs]
     if sharp:
         hot = torch.zeros((len(sharp), logits.shape[1]), dtype=torch.float32, device=logits.device)
@@ -194,6 +198,7 @@ def _sample(
     asked = [histories[i] for i in where]
     lazy = lazy_rows(asked, [wants[i] for i in where])
     processed = process(_pick(logits, where), unbound(asked, lazy), _picked(states, where, wants))
+    _weigh(where, wants, processed, host)
     soft = [slot for slot, index in enumerate(where) if wants[index].probs]
     if soft:
         for probs, slot in zip(_pick(processed, soft).softmax(-1), soft, strict=True):
@@ -248,6 +253,21 @@ def _report(
     if close:
         best = _pick(scores, close).topk(2, dim=-1).values
         host.add("margin", [where[slot] for slot in close], best[:, 0] - best[:, 1])
+
+
+def _weigh(where: list[int], wants: list[ReadSpec], scores: torch.Tensor, host: _HostCopy) -> None:
+    """Log-probabilities of the processed distribution: the greatest ones, and those of given ids."""
+    slots = [slot for slot, index in enumerate(where) if wants[index].weighs]
+    if not slots:
+        return
+    logp, rows = torch.log_softmax(_pick(scores, slots), dim=-1), [where[slot] for slot in slots]
+    if most := max(wants[index].top_processed for index in rows):
+        top = logp.topk(min(most, logp.shape[1]), dim=-1)
+        host.add("top_processed", rows, torch.cat([top.values.double(), top.indices.double()], 1))
+    if longest := max(len(wants[index].processed_of) for index in rows):
+        padded = [[*wants[index].processed_of, *[0] * (longest - len(wants[index].processed_of))] for index in rows]
+        ids = torch.tensor(padded, device=logp.device)
+        host.add("processed_of", rows, torch.cat([logp.gather(1, ids).double(), ids.double()], 1))
 
 
 def _measure(

@@ -269,5 +269,6 @@ def test_a_handle_goes_nowhere_but_to_an_actor() -> None:
 
 def test_rows_without_tensors_keep_what_a_structure_left_them() -> None:
     rows = [Readout(5, 0.0, -2.0, ((5, -2.0),), margin=1.0, forced=True, allowed_logprob=-2.0), Readout(6, 1.5)]
+    rows.append(Readout(-1, top_processed=((3, -0.5), (1, -1.0)), processed_of=((7, -9.0),)))
     packed = pack_result(Extend(), rows, TensorStore(1, 1))
     assert unpack_result(Extend(), packed, Handles(), (), {}) == rows

@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from decoding.logits import process
+from decoding.logits import choice_scores, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
 from decoding.readout import read
@@ -202,3 +203,39 @@ def test_two_readers_of_one_row_cannot_have_different_entropies():
         with pytest.raises(AssertionError, match="read it twice"):
             one | other
     assert free | ReadSpec(top=2) == ReadSpec(entropy=True, unmasked=True, top=2)
+
+
+def test_processed_log_probabilities_are_those_that_tokens_are_drawn_by():
+    raw = torch.cat([logits(5), torch.full((5, len(CHARS) + 2 - VOCAB), -3.0)], dim=1)
+    rows = [
+        row_of(1, top_k=4, temperature=0.7, logit_bias={3: 2.0}, path=(4,)),
+        row_of(2, temperature=0.0, repetition_penalty=1.4, top_k=2),
+        structured("(c|d)d", []),
+        row_of(4, temperature=0.0),
+        row_of(5),
+    ]
+    given = (0, 3, 7)
+    weighed = ReadSpec(top_processed=6, processed_of=given, top=2)
+    wants = [weighed, weighed, replace(weighed, draw=None, processed_of=(2,)), ReadSpec(), weighed]
+    found = read(raw, rows, wants)
+    for place in (0, 1, 2, 4):
+        scores = choice_scores(raw[place : place + 1], [rows[place]])[0].log_softmax(-1)
+        best = scores.topk(6)
+        assert [token for token, _ in found[place].top_processed] == best.indices.tolist()
+        assert [value for _, value in found[place].top_processed] == pytest.approx(best.values.tolist())
+        ids = list(wants[place].processed_of)
+        assert [token for token, _ in found[place].processed_of] == ids
+        assert [value for _, value in found[place].processed_of] == pytest.approx(scores[ids].tolist())
+        raw_best = raw[place].log_softmax(-1).topk(2)
+        assert [value for _, value in found[place].top] == pytest.approx(raw_best.values.tolist())
+    assert (found[3].top_processed, found[3].processed_of) == ((), ())
+    assert sum(value > -math.inf for _, value in found[0].top_processed) == 4  # top_k cuts
+    assert sum(value > -math.inf for _, value in found[1].top_processed) == 6  # at temperature 0 it does not
+    assert sum(value > -math.inf for _, value in found[2].top_processed) == 2  # the structure leaves c and d
+
+
+def test_what_several_read_of_the_processed_law_is_the_union():
+    both = ReadSpec(top_processed=2, processed_of=(3, 4)) | ReadSpec(top_processed=5, processed_of=(4, 1))
+    assert (both.top_processed, both.processed_of) == (5, (3, 4, 1))
+    assert ReadSpec(draw=None, processed_of=(1,)).chooses
+    assert not ReadSpec(draw=None, top=3).chooses
