@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.pickling import Handles, TensorHandle, dumps, dumps_call, loads
@@ -302,7 +303,14 @@ def unpack_result(
     return op.with_states(value, states)
 
 
-_UNREAD = (None, None, (), None, False, None, (), ())
+# Fields of readouts that are numbers; most rows have the first ones at most.
+_NUMBERS = (
+    *("entropy_bits", "logprob", "top"),
+    *("margin", "forced", "allowed_logprob", "surprise_bits", "top_processed", "processed_of", "certainty"),
+)
+_numbers_of = attrgetter(*_NUMBERS)
+_UNREAD = _numbers_of(Readout(0))
+_USUAL = 3  # of `_NUMBERS`
 
 
 def _pack_rows(rows: list[Readout], in_bytes: Callable[[Any], bytes]) -> Any:
@@ -311,12 +319,11 @@ def _pack_rows(rows: list[Readout], in_bytes: Callable[[Any], bytes]) -> Any:
     for row in rows:
         if row.bears_tensors:
             return in_bytes(rows)
-        read = (row.entropy_bits, row.logprob, row.top, row.margin, row.forced, row.allowed_logprob)
-        read = (*read, row.top_processed, row.processed_of)
+        read = _numbers_of(row)
         if read == _UNREAD:
             packed.append(row.token)
         else:
-            packed.append((row.token, *(read[:3] if read[3:] == _UNREAD[3:] else read)))
+            packed.append((row.token, *(read[:_USUAL] if read[_USUAL:] == _UNREAD[_USUAL:] else read)))
     return packed
 
 
@@ -329,11 +336,8 @@ def _unpack_rows(packed: Any, from_bytes: Callable[[bytes], Any]) -> list[Readou
         if isinstance(each, int):
             rows.append(Readout(each))
         else:
-            token, entropy, logprob, top, *rest = each
-            margin, forced, allowed, best, given = rest or _UNREAD[3:]
-            row = Readout(token, entropy, logprob, top, margin=margin, forced=forced, allowed_logprob=allowed)
-            row.top_processed, row.processed_of = best, given
-            rows.append(row)
+            token, *numbers = each
+            rows.append(Readout(token, **dict(zip(_NUMBERS, numbers, strict=False))))
     return rows
 
 

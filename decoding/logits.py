@@ -7,6 +7,7 @@ one-hot limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from functools import cache
 
@@ -22,12 +23,21 @@ from decoding.step_states import StepStates
 from decoding.token_bans import ban
 
 BITS_PER_NAT = 1.4426950408889634
+LEAST_LOGPROB = -100.0
 
 
 def entropy_bits(logp: torch.Tensor) -> torch.Tensor:
     """Entropy in bits of log-probabilities in nats: float32 [rows, vocab] -> [rows]. -inf counts as probability 0."""
     nats: torch.Tensor = torch.special.entr(logp.exp()).sum(-1)
     return nats * BITS_PER_NAT
+
+
+def certainty(logp: torch.Tensor) -> torch.Tensor:
+    """KL(uniform || p) in nats, of log-probabilities in nats: float32 [rows, vocab] -> [rows] (paper #215).
+
+    A log-probability below `LEAST_LOGPROB` counts as that, so that one impossible token does not make it infinite.
+    """
+    return -logp.clamp_min(LEAST_LOGPROB).mean(-1) - math.log(logp.shape[-1])
 
 
 def best_tokens(scores: torch.Tensor) -> torch.Tensor:

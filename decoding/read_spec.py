@@ -50,6 +50,7 @@ class ReadSpec:
             none.
         among: the only ids there are for this reading, which is a draft's: no structure holds for it. None: all.
         unmasked: entropy of all tokens also where a structure holds: for heads trained on answers without one.
+        certainty: how far the raw distribution p is from uniform, KL(uniform || p), in nats.
     """
 
     draw: NoiseKind | None = NoiseKind.SAMPLE
@@ -67,6 +68,7 @@ class ReadSpec:
     unmasked: bool = False
     top_processed: int = 0
     processed_of: tuple[int, ...] = ()
+    certainty: bool = False
 
     @property
     def weighs(self) -> bool:
@@ -81,7 +83,12 @@ class ReadSpec:
     @property
     def reads_logits(self) -> bool:
         """True if anything but hidden states is wanted."""
-        return self.chooses or self.entropy or self.logprob or self.logits or self.top > 0
+        return self.chooses or self.logits or self.measures
+
+    @property
+    def measures(self) -> bool:
+        """True if numbers about the raw distribution are wanted."""
+        return self.entropy or self.logprob or self.certainty or self.top > 0
 
     def __or__(self, other: ReadSpec) -> ReadSpec:
         """Return the union of both, for one row. A row has one entropy: both must be masked, or both unmasked."""
@@ -103,6 +110,7 @@ class ReadSpec:
             unmasked=self.unmasked or other.unmasked,
             top_processed=max(self.top_processed, other.top_processed),
             processed_of=tuple(dict.fromkeys(self.processed_of + other.processed_of)),
+            certainty=self.certainty or other.certainty,
         )
 
 
@@ -131,6 +139,7 @@ class Readout:
     allowed_logprob: float | None = None
     top_processed: tuple[tuple[int, float], ...] = ()
     processed_of: tuple[tuple[int, float], ...] = ()
+    certainty: float | None = None
 
     @property
     def bears_tensors(self) -> bool:

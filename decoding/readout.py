@@ -12,6 +12,7 @@ from decoding.logits import (
     BITS_PER_NAT,
     allowed_by_structure,
     best_tokens,
+    certainty,
     choice_scores,
     entropy_bits,
     keep_allowed,
@@ -66,7 +67,7 @@ def read(
         tokens.append((greedy, _take_best(logits, greedy, histories, wants, rows, host, states)))
     if sampled:
         tokens.append((sampled, _sample(logits, sampled, histories, wants, rows, host, states)))
-    measured = [index for index, want in enumerate(wants) if want.entropy or want.logprob or want.top]
+    measured = [index for index, want in enumerate(wants) if want.measures]
     if measured:
         _measure(logits, measured, histories, wants, tokens, rows, host)
     host.deliver(rows)
@@ -279,7 +280,7 @@ def _measure(
     rows: list[Readout],
     host: _HostCopy,
 ) -> None:
-    """Entropy in bits of what may follow; log-probability of the chosen token and top tokens under the raw logits."""
+    """Entropy in bits of what may follow; log-probability of the chosen token, top and certainty of the raw logits."""
     logp = torch.log_softmax(_pick(logits, where), dim=-1)
     mixed = [slot for slot, index in enumerate(where) if wants[index].entropy]
     if mixed:
@@ -288,6 +289,9 @@ def _measure(
     if ranked:
         top = _pick(logp, ranked).topk(min(max(want.top for want in wants), logits.shape[1]), dim=-1)
         host.add("top", [where[slot] for slot in ranked], torch.cat([top.values.double(), top.indices.double()], 1))
+    sure = [slot for slot, index in enumerate(where) if wants[index].certainty]
+    if sure:
+        host.add("certainty", [where[slot] for slot in sure], certainty(_pick(logp, sure)))
     slot_of = {index: slot for slot, index in enumerate(where)}
     for group, chosen in tokens:
         asked = [slot for slot, index in enumerate(group) if wants[index].logprob and wants[index].draw is not None]
