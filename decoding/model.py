@@ -47,6 +47,8 @@ __all__ = [
 ]  # fmt: skip
 
 R = TypeVar("R")
+# Where a method leaves in `Request.extra` what it measured of its answers, by name, for the usage to show.
+MEASURES = "measures"
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ def combine(usages: Sequence[Usage]) -> Usage:
         wall_s=max(usage.wall_s for usage in usages),
         queue_s=max(usage.queue_s for usage in usages),
         drift=next((usage.drift for usage in reversed(usages) if usage.drift is not None), None),
+        measures={name: value for usage in usages for name, value in usage.measures.items()},
         notes=tuple(dict.fromkeys(note for usage in usages for note in usage.notes)),
     )
 

@@ -305,6 +305,7 @@ def usage_message(usage: Usage) -> pb.Usage:
         notes=usage.notes,
         queue_s=usage.queue_s,
         reasoning_tokens=usage.reasoning_tokens,
+        measures=usage.measures,
     )
     if usage.route is not None:
         _fill_route(message.route, usage.route)

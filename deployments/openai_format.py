@@ -100,6 +100,7 @@ def usage_object(usage: Usage) -> UsageObject:
             "wall_s": usage.wall_s,
             "queue_s": usage.queue_s,
             "notes": list(usage.notes),
+            "measures": usage.measures,
             "drift": asdict(usage.drift) if usage.drift is not None else None,
             "route": usage.route,
         },

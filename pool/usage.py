@@ -9,7 +9,7 @@ from typing import Any
 
 from decoding.calibration import RAN
 from decoding.drift import DRIFT
-from decoding.model import Model
+from decoding.model import MEASURES, Model
 from decoding.sequence import Sequence as TokenSequence
 from pool.detokenizer import Detokenizer
 from pool.request_defaults import used
@@ -110,6 +110,7 @@ def usage_of(
         wall_s=wall_s,
         notes=notes,
         drift=extra.get(DRIFT),
+        measures=dict(extra.get(MEASURES, {})),
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )

@@ -281,11 +281,10 @@ class Usage:
     `seed` reproduces the call; `ttft_s` and `wall_s` are seconds from arrival at the pool; `notes` say what was done
     otherwise than asked, and which calibration set a parameter; `drift` is how far live answers are from it, and
     `router_drift` how far live requests are from what the routers that decided were trained on; front ends count it.
-    `sampling` are the parameters that tokens were chosen with, those that the request left open included.
-    `reasoning_tokens` are those of the completion that are thinking, its markers included.
-    `queue_s` is the time it waited for a place in the pool before that, in seconds.
-    `route` is the decision of a routed request (`router.decision.Decision`), without features, scores and limits
-    unless the call asked for an explanation; None where the request was not routed.
+    `sampling` are the parameters that tokens were chosen with, defaults included; `measures` are what a method measured
+    of its answers, by name. `reasoning_tokens` are those of the completion that are thinking, its markers included.
+    `queue_s` is the time it waited for a place in the pool before that. `route` is the decision of a routed request
+    (`router.decision.Decision`); features, scores and limits are in it where the call asked for an explanation.
     """
 
     prompt_tokens: int
@@ -307,6 +306,7 @@ class Usage:
     router_drift: tuple[DriftReading, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int = 0
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,7 @@ METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
 RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
-# Ray Serve's sentence, with the name of an application or without one.
-UNKNOWN_APPLICATION = re.compile(r"Application (metadata not set|'.*' not found)\. Ping ")
+UNKNOWN_APPLICATION = re.compile(r"Application (metadata not set|'.*' not found)\. Ping ")  # Ray Serve's sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +304,7 @@ def usage(message: pb.Usage) -> Usage:
         queue_s=message.queue_s,
         sampling=_values(message.sampling),
         reasoning_tokens=message.reasoning_tokens,
+        measures=dict(message.measures),
     )
 
 

@@ -1,7 +1,4 @@
-"""Types of the HTTP API's answers: their writers return them, and the OpenAPI document is derived from them.
-
-A type checker compares every answer that is written with its type, key by key; at run time they are plain dictionaries.
-"""
+"""Types of the HTTP API's answers, checked where they are written; the OpenAPI document is derived from them."""
 
 from __future__ import annotations
 
@@ -112,6 +109,7 @@ class UsageDetails(Answer):
     wall_s: float
     queue_s: float
     notes: list[str]
+    measures: dict[str, float]
     drift: Drift | None
     route: dict[str, Any] | None
 

@@ -33,7 +33,7 @@ USAGE = Usage(
     SpeculationMeter(3, 7, 5, 4, [3, 2], [3, 1], 0.25, 0.5), 0,
     CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5, 0.25), "plain",
     {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
-    DriftReading("gate", "v1", 0.5, 0.25, 128), queue_s=0.5,
+    DriftReading("gate", "v1", 0.5, 0.25, 128), queue_s=0.5, measures={"semantic_entropy": 0.5},
 )  # fmt: skip
 
 

@@ -404,7 +404,14 @@ class Cost(_message.Message):
     def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens", "measures")
+    class MeasuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +433,7 @@ class Usage(_message.Message):
     LARGE_KEPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -447,7 +455,8 @@ class Usage(_message.Message):
     large_kept_share: float
     sampling: _struct_pb2.Struct
     reasoning_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+    measures: _containers.ScalarMap[str, float]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_tokens: _Optional[int] = ..., measures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Drift(_message.Message):
     __slots__ = ("calibration", "version", "index", "limit", "answers")
