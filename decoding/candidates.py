@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from decoding.model import ModelPool
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from decoding.model import Model, ModelPool
 from decoding.sequence import Sequence
-from turnout.types import Segment
+from turnout.types import SamplingParams, Segment
 
 MARK = "Answer:"
 
@@ -47,3 +50,24 @@ def final_answer(text: str, mark: str = MARK) -> str:
     if not lines:
         return ""
     return " ".join((lines[0] if found else lines[-1]).split()).casefold()
+
+
+@contextmanager
+def reading(model: Model, seq: Sequence, tokens: Iterable[int]) -> Iterator[Sequence]:
+    """Lend a sequence of other tokens to read; its work is added to the request's, and its memory is freed.
+
+    Args:
+        model: that reads.
+        seq: the request's.
+        tokens: at least one.
+    """
+    one = SamplingParams(temperature=0.0, max_tokens=1)
+    made = Sequence(
+        tokens, one, 0, sharing=seq.sharing, tenant=seq.tenant, lossy=seq.lossy, low_priority=seq.low_priority
+    )
+    made.owner = seq.owner
+    try:
+        yield made
+    finally:
+        model.release(made)
+        seq.meter.merge(made.meter)

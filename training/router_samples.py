@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from decoding.methods.best_of import chosen
+from decoding.aggregators.base import best
+from decoding.aggregators.majority import most_voted
 from router.allocation import Bins, allocate, marginals, right_among
 from training.calibration import auc
 from training.router_measures import Floats, Ints, Routed, bootstrap, recovered, threshold_for
@@ -72,8 +73,8 @@ def _shown_right(samples: tuple[Sample, ...], size: int, rerank: Rerank) -> floa
         picks = [tuple(rng.sample(samples, size)) for _ in range(PICKS)]
     total = 0.0
     for pick in picks:
-        answers = [each.answer or "" for each in pick] if rerank == "majority" else None
-        total += pick[chosen([each.logprob or 0.0 for each in pick], answers)].reward
+        values, answers = [each.logprob or 0.0 for each in pick], [each.answer or "" for each in pick]
+        total += pick[most_voted(values, answers) if rerank == "majority" else best(values)].reward
     return total / len(picks)
 
 

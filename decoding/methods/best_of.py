@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import logging
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from decoding.aggregators.base import (
+    FIELD,
+    PACKAGE,
+    Aggregator,
+    AggregatorChoice,
+    AnswerSet,
+    Candidate,
+    best,
+    make_aggregator,
+)
 from decoding.artifacts import ArtifactName
-from decoding.candidates import MARK, charge, final_answer, show
-from decoding.model import Model, ModelPool, ReadSpec, Request
+from decoding.candidates import MARK, charge, show
+from decoding.model import MEASURES, Model, ModelPool, ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed
-from decoding.recorder import watched
-from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
+from decoding.recorder import Watch
 from decoding.sequence import Sequence
-from decoding.thinking import answer_ids
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment
 
-Rerank = Literal["majority", "logprob", "reward"]
+log = logging.getLogger(__name__)
 
 
 class BestOfParams(MethodParams):
@@ -30,13 +39,13 @@ class BestOfParams(MethodParams):
     model: Annotated[ModelRole, Field(description="role of the model that answers")] = "large"
     k: Annotated[int, Field(ge=1, le=64, description="answers drawn")] = 4
     rerank: Annotated[
-        Rerank,
+        AggregatorChoice,
         Field(
-            description="which is shown: majority, one with the most common final answer, the likeliest of these;"
-            " logprob, the one with the highest mean log-probability of its tokens; reward, the one that the reward"
-            " model in `artifact` finds best, read as one step"
+            description="which is shown: a name, or an object of the name and parameters, such as majority, one with"
+            " the most common final answer; logprob, the likeliest; reward, the one that a reward model finds best;"
+            " `turnout parts aggregators`"
         ),
-    ] = "majority"
+    ] = PartChoice(name="majority")
     mark: Annotated[
         str,
         Field(
@@ -44,113 +53,130 @@ class BestOfParams(MethodParams):
             description="the final answer is the line after the last of this; the last line where it is missing",
         ),
     ] = MARK
-    artifact: Annotated[ArtifactName, Field(description="for reward: of the kind reward_model")] = "reward_model"
+    artifact: Annotated[ArtifactName, Field(description="of a `rerank` that needs one, where it names none itself")] = (
+        "reward_model"
+    )
 
-    def scorer(self, models: ModelPool) -> RewardModelScorer | None:
-        """For reward, who finds the best; the artifact is opened.
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.aggregator()
+        return self
+
+    @property
+    def chosen(self) -> PartChoice:
+        """`rerank`, with `artifact` where that was given."""
+        choice = self.rerank
+        if "artifact" not in self.model_fields_set or "artifact" in choice.params:
+            return choice
+        takes = "artifact" in choice.find(PACKAGE, FIELD).Params.model_fields
+        return PartChoice.of(choice.name, **choice.params, artifact=self.artifact) if takes else choice
+
+    def aggregator(self, models: ModelPool | None = None) -> Aggregator:
+        """Make what chooses; with a pool, check that it can.
 
         Raises:
-            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: the pool lacks what it needs.
         """
-        if self.rerank != "reward":
-            return None
-        scorer = RewardModelScorer(RewardModelParams(artifact=self.artifact))
-        scorer.check(models)
-        return scorer
+        made = make_aggregator(self.chosen)
+        if models is not None:
+            made.check(models)
+        return made
 
     def check_parts(self, models: ModelPool) -> None:
         """See `MethodParams.check_parts`."""
-        self.scorer(models)
+        self.aggregator(models)
 
     @property
     def beyond_text(self) -> str:
         """See `MethodParams.beyond_text`."""
-        return "rerank" if self.rerank == "reward" else ""
+        return "" if self.aggregator().over_text else "rerank"
 
 
 @method(params=BestOfParams, papers=(45,), lossless=False, needs=frozenset(), over_text=True)
 async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> AsyncIterator[Segment]:
-    """One model draws several answers, and the one that most agree on, or the likeliest, is shown.
+    """One model draws several answers, and the one that most agree on, or another part prefers, is shown.
 
     Paper #45 (Learning How Hard to Think), its best-of-k; how many to draw is a parameter, which a routing policy sets.
-    Each answer follows the model's law, which one is shown does not. Nothing is shown before all are written. The
-    prompt is computed once. With k = 1 it is plain decoding: the first answer is drawn with the request's own seed.
+    Each answer follows the model's law, which one is shown does not. Nothing is shown before all are written, or
+    enough of them for the choice: the others are then cancelled. The prompt is computed once. With k = 1 it is plain
+    decoding: the first answer is drawn with the request's own seed.
     """
     model, seq = models.by_role(params.model), request.sequence
     count = params.k
     if seq.sampling.greedy and count > 1:
         request.notes.append(f"one answer instead of {count}: at temperature 0 they would all be the same")
         count = 1
-    scorer = params.scorer(models)
+    aggregator = params.aggregator(models)
     if count > 1:  # the forks share the prompt's blocks, so that it is fed once; its last place is fed by each
         await model.extend(seq, want=ReadSpec(draw=None))
     drafts = [model.fork(seq, derive_seed(seq.seed, index)) for index in range(count)]
+    held = list(drafts)
     try:
-        await _write(model, drafts)
-        if scorer is not None and count > 1:
-            values = await _rewards(drafts, seq, models, scorer)
-        else:
-            values = [mean_logprob(each) for each in drafts]
-        best = drafts[choose(drafts, values, models, params.mark if params.rerank == "majority" else None)]
-        for draft in drafts:
-            if draft is not best:
-                charge(seq, draft)
-        segment = show(seq, best, models)
+        answers = await _write(model, drafts, aggregator, models, params.mark)
+        for place, draft in enumerate(drafts):
+            if place not in answers:
+                _discard(seq, draft, model, held)
+        places = list(answers)
+        group = AnswerSet(list(answers.values()), seq.seed, seq, model, models, notes=request.notes)
+        chosen = drafts[places[await choose(aggregator, group)]]
+        if group.measures:
+            request.extra[MEASURES] = group.measures
+        for draft in list(held):
+            if draft is not chosen:
+                _discard(seq, draft, model, held)
+        segment = show(seq, chosen, models)
     finally:
-        for draft in drafts:
+        for draft in held:
             model.release(draft)
     yield segment
 
 
-async def _write(model: Model, drafts: list[Sequence]) -> None:
-    """All answers at once; the others end with the first that fails."""
-    tasks = [asyncio.ensure_future(model.decode(draft, watched())) for draft in drafts]
+async def _write(
+    model: Model, drafts: list[Sequence], aggregator: Aggregator, models: ModelPool, mark: str
+) -> dict[int, Candidate]:
+    """Write all answers at once, until all have ended, or the aggregator needs no more; the first that fails ends all.
+
+    Returns:
+        The answers that have ended, by place, in their order.
+    """
+    start, rules = len(drafts[0].generated), [aggregator.rule() for _ in drafts]
+    tasks = [
+        asyncio.ensure_future(model.decode(draft, StopCondition((Watch(),) if rule is None else (Watch(), rule))))
+        for draft, rule in zip(drafts, rules, strict=True)
+    ]
+    when = asyncio.FIRST_COMPLETED if aggregator.stops_early else asyncio.FIRST_EXCEPTION
+    pending = set(tasks)
+    answers: dict[int, Candidate] = {}
     try:
-        await asyncio.gather(*tasks)
+        while pending:
+            ended, pending = await asyncio.wait(pending, return_when=when)
+            for task in ended:
+                task.result()
+                place = tasks.index(task)
+                answers[place] = Candidate.of(drafts[place], start, models, mark, rules[place])
+            if pending and aggregator.stops_early and aggregator.decided(list(answers.values()), len(pending)):
+                break
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    return dict(sorted(answers.items()))
 
 
-async def _rewards(drafts: list[Sequence], seq: Sequence, models: ModelPool, scorer: RewardModelScorer) -> list[float]:
-    """Score each whole answer with the reward model, in one forward each."""
-    answers = [tuple(token.id for token in draft.generated) for draft in drafts]
-    return await asyncio.gather(*(scorer.score(models, seq, answer) for answer in answers))
+def _discard(seq: Sequence, draft: Sequence, model: Model, held: list[Sequence]) -> None:
+    """Count a fork's tokens as discarded, and free its memory."""
+    charge(seq, draft)
+    model.release(draft)
+    held.remove(draft)
 
 
-def choose(drafts: list[Sequence], values: list[float], models: ModelPool, mark: str | None) -> int:
-    """Choose the answer to show: the best of those with the most common final answer; of equal ones the first.
-
-    Args:
-        drafts: written answers.
-        values: how good each is.
-        models: the pool, for its texts.
-        mark: what stands before a final answer; None: final answers do not count, the best of all is shown.
-    """
-    if mark is None:
-        return chosen(values)
-    texts = [models.tokenizer.decode(answer_ids(draft, models.tokenizer)) for draft in drafts]
-    return chosen(values, [final_answer(text, mark) for text in texts])
-
-
-def chosen(values: list[float], answers: list[str] | None = None) -> int:
-    """See `choose`.
-
-    Args:
-        values: how good each answer is.
-        answers: the final answer of each; None: they do not count.
-    """
-    candidates = list(range(len(values)))
-    if answers is not None:
-        # An answer that says nothing wins only if all do.
-        votes = Counter(answer for answer in answers if answer) or Counter(answers)
-        most = max(votes.values())
-        candidates = [place for place in candidates if votes[answers[place]] == most]
-    return max(candidates, key=values.__getitem__)
-
-
-def mean_logprob(draft: Sequence) -> float:
-    """Mean log-probability of its answer's tokens, nats; they must carry them."""
-    values = [token.logprob for token in draft.generated if token.logprob is not None]
-    return sum(values) / len(values) if values else float("-inf")
+async def choose(aggregator: Aggregator, group: AnswerSet) -> int:
+    """Return the place of the answer to show; the likeliest, with a note, where the aggregator fails."""
+    if len(group.answers) == 1:
+        return 0
+    try:
+        return await aggregator.choose(group)
+    except Exception as error:
+        log.warning("aggregator %s failed", aggregator.name, exc_info=True)
+        group.notes.append(f"rerank {aggregator.name!r} failed ({error}); the likeliest answer is shown")
+        return best(group.likelihoods)

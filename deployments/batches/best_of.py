@@ -85,7 +85,7 @@ def with_samples(
 
 
 def _with(line: Line, count: int, params: AdaptiveBestOfParams) -> Line:
-    asked = {"model": params.model, "k": count, "rerank": params.rerank}
+    asked = {"model": params.model, "k": count, "rerank": params.rerank.model_dump(mode="json")}
     decoding = {**(line.body.get("decoding") or {}), "method": "best_of", "params": asked}
     body = {**line.body, "decoding": decoding}
     if count > 1 and body.get("temperature") == 0:

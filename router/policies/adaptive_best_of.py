@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from decoding.aggregators.base import AggregatorChoice
 from decoding.artifacts import Artifact, ArtifactName, Kept
 from decoding.model import ModelPool
 from router.allocation import Bins, SlidingWindow, falling, marginals
@@ -18,6 +19,8 @@ from router.difficulty.reading import ask_probe, check_reads
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
+
+REWARD = "reward"  # the aggregator whose artifact has a parameter of its own here
 
 
 class AdaptiveBestOfParams(MethodParams):
@@ -41,9 +44,9 @@ class AdaptiveBestOfParams(MethodParams):
     ] = "bins"
     bins: Annotated[int, Field(ge=2, le=50, description="for bins: how many")] = 10
     window: Annotated[int, Field(ge=1, le=1024, description="for window and marginals: requests")] = 64
-    rerank: Annotated[
-        Literal["majority", "logprob", "reward"], Field(description="which sample is shown; see the method best_of")
-    ] = "majority"
+    rerank: Annotated[AggregatorChoice, Field(description="which sample is shown; see the method best_of")] = (
+        PartChoice(name="majority")
+    )
     reward_model: Annotated[
         ArtifactName, Field(description="for rerank reward: the artifact that finds the best sample")
     ] = "reward_model"
@@ -64,8 +67,9 @@ class AdaptiveBestOfParams(MethodParams):
 
     def choice(self, count: int) -> PartChoice:
         """The method, with this number of samples."""
-        shown = {"artifact": self.reward_model} if self.rerank == "reward" else {}
-        return PartChoice.of("best_of", model=self.model, k=count, rerank=self.rerank, **shown)
+        shown = {"artifact": self.reward_model} if self.rerank.name == REWARD else {}
+        rerank = self.rerank.model_dump(mode="json")
+        return PartChoice.of("best_of", model=self.model, k=count, rerank=rerank, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class AdaptiveBestOfPolicy(RoutingPolicy):
 
     def methods(self, field: str) -> Iterator[tuple[str, PartChoice]]:
         """See `RoutingPolicy.methods`."""
-        named = "reward_model" if self.params.rerank == "reward" else "rerank"
+        named = "reward_model" if self.params.rerank.name == REWARD else "rerank"
         yield f"{field}.{named}", self.params.choice(self.params.most)
 
     async def decide(self, asked: Asked, models: ModelPool) -> Decision:

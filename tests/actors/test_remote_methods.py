@@ -63,6 +63,7 @@ OTHERS: list[Case] = [
     ("step_speculation", {**GRADED, "speculate": None}),
     ("step_speculation", {**GRADED, "speculate": {"length": "fixed"}}),
     ("best_of", {}),
+    ("best_of", {"k": 3, "rerank": "self_certainty"}),
     ("cascade", {"threshold": -2.0}),
     ("cascade", {"threshold": 1.0}),
     ("monitored", {"inner": "plain", "monitor": TRIM}),

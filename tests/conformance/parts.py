@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from decoding.aggregators.base import PACKAGE as AGGREGATORS
 from decoding.artifacts import Artifact
 from decoding.contrast.base import PACKAGE as CONTRASTS
 from decoding.drafters.base import PACKAGE as DRAFTERS
@@ -27,6 +28,7 @@ def parts(package: str) -> dict[str, Any]:
     return {name: load(package, name, "part").PART for name in names(package)}
 
 
+ALL_AGGREGATORS = parts(AGGREGATORS)
 ALL_DRAFTERS = parts(DRAFTERS)
 ALL_LENGTHS = parts(LENGTHS)
 ALL_SELECTORS = parts(SELECTORS)
@@ -37,6 +39,7 @@ ALL_CONTRASTS = parts(CONTRASTS)
 EVERY = {
     (slot, name): part
     for slot, found in {
+        "aggregators": ALL_AGGREGATORS,
         "contrast": ALL_CONTRASTS,
         "drafters": ALL_DRAFTERS,
         "lengths": ALL_LENGTHS,

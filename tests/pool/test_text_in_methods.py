@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from decoding.methods.best_of import choose
+from decoding.aggregators.base import Candidate
+from decoding.aggregators.majority import most_voted
 from decoding.model import Request
 from decoding.monitors.trim import TrimMonitor, TrimParams
 from decoding.sequence import Sequence
@@ -87,7 +88,8 @@ def drafts(tokenizer: TextTokenizer, *texts: str) -> list[Sequence]:
 )
 def test_votes_are_cast_by_texts(tokenizer: TextTokenizer, texts: tuple[str, ...], mark: str, best: int) -> None:
     models: Any = SimpleNamespace(tokenizer=tokenizer)
-    assert choose(drafts(tokenizer, *texts), [3.0, 1.0, 1.0], models, mark) == best
+    finals = [Candidate.of(draft, 0, models, mark).final for draft in drafts(tokenizer, *texts)]
+    assert most_voted([3.0, 1.0, 1.0], finals) == best
 
 
 @pytest.mark.parametrize("cue", ["the cat", "東京", "<think>"])

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.candidates import final_answer
-from decoding.methods.best_of import BestOfParams, chosen
+from decoding.methods.best_of import BestOfParams, choose
+from decoding.noise import derive_seed
 from pool.endpoints.answers import Drafts, as_asked
 from pool.endpoints.failover import TextModels, TextRequest
 from pool.endpoints.streams import together
@@ -29,7 +31,10 @@ async def run(request: TextRequest, models: TextModels, params: BestOfParams) ->
         asked = replace(one, sampling=one.sampling.model_copy(update=update))
         draws.append(_drawn(Drafts.write(request, models, params.model, asked)))
     async for index, drafts in together(draws):
-        best = _best(drafts.answers, params, models.name(params.model))
+        seed, notes = derive_seed(request.seed, index), list[str]()
+        best = await _best(drafts.answers, params, models.name(params.model), seed, notes)
+        for note in notes:
+            request.work.note(note)
         drafts.settle(request.work, [best])
         yield replace(as_asked(drafts.answers[best], call), index=index)
 
@@ -38,14 +43,15 @@ async def _drawn(drafts: Coroutine[Any, Any, Drafts]) -> AsyncIterator[Drafts]:
     yield await drafts
 
 
-def _best(drafts: list[Chunk], params: BestOfParams, model: str) -> int:
-    values = [_mean_logprob(draft) for draft in drafts]
-    if params.rerank == "logprob" and None in values and len(drafts) > 1:
-        raise invalid("params.rerank", f"logprob needs log-probabilities, and {model!r} gives none; use majority")
-    texts = [final_answer(draft.text, params.mark) for draft in drafts] if params.rerank == "majority" else None
-    return chosen([float("-inf") if value is None else value for value in values], texts)
+async def _best(drafts: list[Chunk], params: BestOfParams, model: str, seed: int, notes: list[str]) -> int:
+    aggregator = params.aggregator()
+    answers = [_candidate(draft, params.mark) for draft in drafts]
+    if aggregator.reads_logprobs and len(answers) > 1 and not all(each.logprobs for each in answers):
+        why = f"{aggregator.name} needs log-probabilities, and {model!r} gives none; use majority"
+        raise invalid("params.rerank", why)
+    return await choose(aggregator, AnswerSet(answers, seed, notes=notes))
 
 
-def _mean_logprob(draft: Chunk) -> float | None:
-    values = [token.logprob for token in draft.tokens if token.logprob is not None]
-    return sum(values) / len(values) if values else None
+def _candidate(draft: Chunk, mark: str) -> Candidate:
+    logprobs = tuple(token.logprob for token in draft.tokens if token.logprob is not None)
+    return Candidate(draft.text, draft.reasoning + draft.text, final_answer(draft.text, mark), logprobs=logprobs)

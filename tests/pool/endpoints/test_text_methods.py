@@ -250,3 +250,20 @@ async def test_a_shadow_takes_no_place_that_a_request_has_and_is_not_tried_again
     await until(lambda: len(small.bodies) == 2 and not pool.stats().shadows)
     assert len(large.bodies) == 2
     assert {each.breaker for each in pool.stats().endpoints} == {"closed"}
+
+
+async def test_best_of_takes_what_chooses_by_texts_and_refuses_the_rest(site):
+    async def script(request, body):
+        texts = ["the cat sat", "the cat sat down", "dogs"]
+        pieces = [event({"content": text}, "stop", index) for index, text in enumerate(texts)]
+        return await stream(*pieces, usage_event(10, 3), b"data: [DONE]\n\n")(request, body)
+
+    pool = site.pool(None, await site.server(script))
+    words = {"name": "mbr", "utility": "token_f1"}
+    chunks, _ = await answer(pool, ask(method="best_of", params={"k": 3, "rerank": words}))
+    assert text_of(chunks) == "the cat sat"
+    for rerank in ("first_finish", {"name": "mbr", "utility": "embedding"}):
+        error = await refused(pool, ask(method="best_of", params={"k": 3, "rerank": rerank}))
+        assert "this value needs the tokens of its models" in error.message
+    error = await refused(pool, ask(method="best_of", params={"k": 3, "rerank": "logprob"}))
+    assert "'big' gives none; use majority" in error.message

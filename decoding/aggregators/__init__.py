@@ -1,0 +1,1 @@
+"""Aggregators: which of several answers of one request is shown (`best_of`). One file each."""
