@@ -10,6 +10,7 @@ import typer
 
 from cli import (
     train_amateur,
+    train_answers,
     train_codecs,
     train_draft,
     train_judges,
@@ -34,6 +35,7 @@ app = typer.Typer(
 train_lengths.register(app)
 train_router.register(app)
 train_judges.register(app)
+train_answers.register(app)
 train_codecs.register(app)
 train_draft.register(app)
 train_stores.register(app)
