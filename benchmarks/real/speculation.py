@@ -47,8 +47,9 @@ def arms(pool: LocalPool, names: Sequence[str]) -> tuple[list[Arm], dict[str, st
     for name in names:
         contender = contenders()[name]
         why = lacking(contender, pool.model_pool)
-        if why is None:
-            found.append(Arm(name, "speculative", contender.params or {}))
+        if why is None:  # a contender's length is fixed: without it, a request gets the default policy
+            params = {key: value for key, value in (contender.params or {}).items() if key != "length"}
+            found.append(Arm(name, "speculative", params))
         else:
             missing[name] = why
     return found, missing
