@@ -1,4 +1,4 @@
-"""Lanes of forwards of one fixed shape, beside the batches: see `decoding.fixed_forward.FixedForward`."""
+"""Lanes of forwards of one fixed shape, apart from the batches: see `decoding.fixed_forward.FixedForward`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LEAST = 1 << (BITS - 8)  # of an interval's width before a token; weights sum to
 
 
 def _table() -> Weights:
-    values = []
+    values: list[int] = []
     while not values or values[-1] > 1:
         values.append(max(int(PEAK * math.exp(-len(values) / GRID)), 1))
     return np.array(values, dtype=np.int64)

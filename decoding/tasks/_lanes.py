@@ -26,7 +26,7 @@ async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> 
 
     After `window` tokens a lane begins anew with its last `overlap` tokens: a token is read after at least that many,
     and at most `window`, others of its lane. All lanes keep step, and those that have ended are fed the start token, so
-    that whoever codes and whoever decodes runs the same forwards.
+    that coding and decoding run the same forwards.
 
     Returns:
         The tokens of each lane.

@@ -50,7 +50,7 @@ class Progress:
     """Progress of a task: how much of it is done, and what it read.
 
     Attributes:
-        show: called with parts done and parts in all; None: nobody looks.
+        show: called with parts done and parts in all; None: unused.
         prompt_tokens: tokens that were read for it so far, as they are metered.
     """
 
@@ -150,7 +150,7 @@ class Task(Part):
         Args:
             run: the request.
             models: the pool's, with its artifacts.
-            progress: is told of every part that is done, and of all tokens that were read.
+            progress: gets every part that is done, and all tokens that were read.
 
         Raises:
             TurnoutError: a parameter does not fit the models, named by `self.field`.

@@ -67,6 +67,7 @@ class Compress(Task):
     read together.
     """
 
+    params: CompressParams
     Params = CompressParams
     Result = CompressResult
     papers = (23,)
@@ -75,7 +76,7 @@ class Compress(Task):
 
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> CompressResult:
         """See `Task.run`."""
-        params: CompressParams = self.params
+        params = self.params
         field = "data" if params.text is None else "text"
         data = from_base64(params.data or "", self.field("data")) if params.text is None else params.text.encode()
         if not data:
@@ -104,7 +105,7 @@ class Compress(Task):
         return _result(data, made, bits)
 
     def _shape(self, run: TaskRun, tokens: int, size: int) -> Shape:
-        params: CompressParams = self.params
+        params = self.params
         window = min(params.window, run.model.max_length)
         overlap = min(params.overlap, window - 1)
         lanes = max(min(params.lanes, -(-tokens // window)), LEAST_LANES)

@@ -40,6 +40,7 @@ class Decompress(Task):
     processor, whose logits differ in their last bits, are refused; a checksum says that the original is back.
     """
 
+    params: DecompressParams
     Params = DecompressParams
     Result = DecompressResult
     papers = (23,)

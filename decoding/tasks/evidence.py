@@ -72,7 +72,7 @@ class Prefix:
     Attributes:
         tokens: they.
         sentences: whose; by number.
-        logprob: of the tokens, each among those that some sentence goes on with, in nats.
+        logprob: of the tokens, each among those with which some sentence continues, in nats.
     """
 
     tokens: tuple[int, ...]
@@ -96,6 +96,7 @@ class FindEvidence(Task):
     it is.
     """
 
+    params: EvidenceParams
     Params = EvidenceParams
     Result = EvidenceResult
     papers = (182,)
@@ -104,7 +105,7 @@ class FindEvidence(Task):
         """See `Task.run`."""
         from decoding.methods.exact_span import cuts_in
 
-        params: EvidenceParams = self.params
+        params = self.params
         if not run.end_ids:
             raise invalid("model", f"{run.model.name!r} has no token that ends an answer, which this task reads")
         question = BETWEEN + params.question + AFTER

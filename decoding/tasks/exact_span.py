@@ -48,6 +48,7 @@ class ExactSpan(Task):
     after them.
     """
 
+    params: ExactSpanParams
     Params = ExactSpanParams
     Result = ExactSpanResult
     papers = (164,)
@@ -56,7 +57,7 @@ class ExactSpan(Task):
         """See `Task.run`."""
         from decoding.methods.exact_span import cuts_in, most_probable
 
-        params: ExactSpanParams = self.params
+        params = self.params
         if not run.end_ids:
             raise invalid("model", f"{run.model.name!r} has no token that ends an answer, which this task compares")
         prompt = [*run.begin, *await run.encode(BEFORE + params.passage + BETWEEN + params.question + AFTER)]

@@ -147,13 +147,14 @@ class LabelHierarchy(Task):
     model is unsure. It is the exact optimum, not a threshold. Ancestors of a label include the label and the root.
     """
 
+    params: LabelHierarchyParams
     Params = LabelHierarchyParams
     Result = LabelHierarchyResult
     papers = (27,)
 
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> LabelHierarchyResult:
         """See `Task.run`."""
-        params: LabelHierarchyParams = self.params
+        params = self.params
         tree = Hierarchy(params.parents)
         scored = await run.score(params.prompt, tuple(f" {leaf}" for leaf in tree.leaves), 0)
         count_scored(progress, scored)

@@ -58,12 +58,13 @@ class ScoreResult(TaskResult):
 class Score(Task):
     """What the score endpoint computes, as a task."""
 
+    params: ScoreParams
     Params = ScoreParams
     Result = ScoreResult
 
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> ScoreResult:
         """See `Task.run`."""
-        params: ScoreParams = self.params
+        params = self.params
         scored = await run.score(params.prompt, tuple(params.completions), params.top)
         count_scored(progress, scored)
         return ScoreResult(completions=[_completion(each) for each in scored])

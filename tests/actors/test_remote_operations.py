@@ -11,6 +11,7 @@ import torch
 from actors.protocol import PendingCall
 from decoding.drafters.base import DraftBudget
 from decoding.drafters.model_chain import ModelChainDrafter
+from decoding.fixed_forward import FixedForward
 from decoding.lengths.fixed import FixedLength
 from decoding.model import Readout, ReadSpec, StopCondition
 from decoding.operations import Decode, Operation, Propose, Verify
@@ -53,6 +54,20 @@ async def test_choices_from_given_logits_are_the_same(remote: RemotePool, local:
     for mine, theirs in zip(*read, strict=True):
         assert mine[:-1] == theirs[:-1]
         assert torch.equal(mine[-1], theirs[-1])
+
+
+async def test_forwards_of_a_fixed_shape_are_equal_there_to_the_bit(remote: RemotePool, local: LocalPool) -> None:
+    """So that what was compressed here is decompressed there; their cache goes with the sequence."""
+    read = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq = sequence()
+        rows = [await model.do(seq, FixedForward((7, 8 + place), place, 6)) for place in range(6)]
+        rows += [await model.do(seq, FixedForward((9, 9), 0, 6))]
+        model.release(seq)
+        read.append(rows)
+    for mine, theirs in zip(*read, strict=True):
+        assert torch.equal(mine.logits, theirs.logits)
+        assert mine.numerics == theirs.numerics
 
 
 async def test_the_mean_of_hidden_states_is_the_same_there(remote: RemotePool, local: LocalPool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoding.tasks.label_hierarchy import Hierarchy, LabelHierarchyResult
+from decoding.tasks.label_hierarchy import Hierarchy, LabelHierarchyResult, Measure
 from tests.decoding.task_runs import byte_model, result_of
 from turnout.errors import Code, TurnoutError
 
@@ -57,9 +57,11 @@ def test_a_certain_leaf_is_answered_with_what_is_above_it() -> None:
     tree = Hierarchy(SEVEN)
     certain = np.array([0.0, 0.0, 1.0, 0.0])
     places, value = tree.best_set(certain, 1.0)
-    assert ([tree.labels[each] for each in places], value) == (["a", "c", "f"], pytest.approx(1.0))
-    for measure in ("accuracy", "tree_distance", "wu_palmer"):
-        assert tree.labels[tree.best_label(certain, measure)[0]] == "f"  # type: ignore[arg-type]
+    assert [tree.labels[each] for each in places] == ["a", "c", "f"]
+    assert value == pytest.approx(1.0)
+    measures: tuple[Measure, ...] = ("accuracy", "tree_distance", "wu_palmer")
+    for measure in measures:
+        assert tree.labels[tree.best_label(certain, measure)[0]] == "f"
 
 
 def test_an_unsure_model_backs_off_to_a_label_above_the_leaves() -> None:
@@ -96,7 +98,8 @@ async def test_leaves_have_the_probability_of_their_texts_after_the_prompt() -> 
     assert found.leaves == pytest.approx(dict(zip("defg", weights / weights.sum(), strict=True)))
     tree = Hierarchy(SEVEN)
     places, value = tree.best_set(np.array(list(found.leaves.values())), 1.0)
-    assert (found.answer, found.value) == ([tree.labels[each] for each in places], pytest.approx(value))
+    assert found.answer == [tree.labels[each] for each in places]
+    assert found.value == pytest.approx(value)
     one = await result_of("label_hierarchy", model, prompt="It is a", parents=SEVEN, measure="accuracy")
     assert one.answer == [max(found.leaves, key=found.leaves.__getitem__)]  # type: ignore[attr-defined]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,19 @@ import pytest
 
 from decoding.tasks.base import PACKAGE
 from deployments.access.admission import estimated_tokens
+from deployments.http import build_http
 from deployments.openapi.document import PATH
 from deployments.service import GenerationService
 from tests.deployments.access.kit import house, served
+from tests.deployments.test_metrics import values
+from tests.deployments.test_request_log import Logged
 from turnout.client import AsyncClient, Client
 from turnout.embed_calls import TaskCall
 from turnout.errors import Code, TurnoutError
 from turnout.registry import names
 
 SCORE = {"prompt": "ab", "completions": ["c"]}
+PLAIN: dict[str, Any] = {"params": {"text": "a"}}
 
 
 async def test_every_task_is_listed_with_schemas_and_answers_fit_the_document(http: httpx.AsyncClient) -> None:
@@ -89,14 +94,38 @@ async def test_a_task_whose_caller_gives_up_is_given_up(service: GenerationServi
     assert not any(service.held().values())
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"model": "nope"}, "NOT_FOUND", "model"),
+        ({"made_up_by_the_caller": 1}, "INVALID_ARGUMENT", "other"),
+        ({"params": {}}, "INVALID_ARGUMENT", "params"),
+    ],
+)
+async def test_a_task_that_is_refused_is_counted_once_and_its_texts_are_no_line(
+    tmp_path: Path, change: dict[str, Any], code: str, field: str
+) -> None:
+    logged = Logged(tmp_path)
+    service, secret = logged.service, {"params": {"text": "a secret text"}}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_http(service)), base_url="http://test") as http:
+        assert (await http.post("/v1/tasks/compress", json=secret)).status_code == 200
+        answer = await http.post("/v1/tasks/compress", json={**PLAIN, **change})
+    assert answer.status_code in (400, 404), answer.text
+    found = values(service.metrics)
+    assert found["turnout_refusals_total"] == {(code, field): 1}
+    lines = logged.lines()
+    assert [(line["kind"], line["outcome"]) for line in lines if line["outcome"] == "OK"] == [("task", "OK")]
+    assert "secret" not in json.dumps(lines)
+
+
 def test_a_tenants_limits_hold_and_what_is_read_is_billed(tmp_path: Path) -> None:
     tenants: dict[str, dict[str, Any]] = {"acme": {}, "slow": {"requests_per_minute": 1}, "other": {"pools": ["x"]}}
     with house(tmp_path, tenants) as made, served(made.service) as server:
         with Client(server.address, api_key=made.keys["acme"]) as client:
             assert client.task("score", SCORE, model="demo") == {"params": SCORE}
-            for name, params, field in (("none", {}, "name"), ("score", {}, "params.prompt"), ("", {}, "name")):
+            for name, field in (("none", "name"), ("score", "params.prompt"), ("", "name")):
                 with pytest.raises(TurnoutError) as refused:
-                    client.task(name, params, model="demo")
+                    client.task(name, {}, model="demo")
                 assert refused.value.field == field
             with pytest.raises(TurnoutError) as refused:
                 client.task("compress", {"text": "wait"}, model="demo", deadline_s=0.05)

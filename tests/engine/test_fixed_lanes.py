@@ -20,8 +20,8 @@ LANES = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38], [2, 71, 82, 81, 82, 84, 59, 4,
 LOGITS = ReadSpec(draw=None, logits=True)
 
 
-def model(**options: int) -> EngineModel:
-    return engine_model(random_model(llama_config(), seed=1, spread=0.2), block_size=4, **options)
+def model(num_blocks: int | None = None) -> EngineModel:
+    return engine_model(random_model(llama_config(), seed=1, spread=0.2), num_blocks=num_blocks, block_size=4)
 
 
 def owner() -> Sequence:
