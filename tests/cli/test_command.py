@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 COMMANDS = [
-    "serve", "generate", "batch", "methods", "parts", "status", "profile", "calibrate", "models", "config", "train",
-    "bench", "route", "cache", "experiment", "tenants",
+    "serve", "generate", "batch", "task", "methods", "parts", "status", "profile", "calibrate", "models", "config",
+    "train", "bench", "route", "cache", "experiment", "tenants",
 ]  # fmt: skip
 SUBCOMMANDS = [
     "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
