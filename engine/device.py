@@ -37,6 +37,7 @@ class Device:
     Attributes:
         clock: current time, in seconds.
         turn: lock held while a forward is planned and runs, and by other work on the thread.
+        fixed_turn: lock held by the one forward of a fixed shape that waits for the turn: a step runs between two.
         members: batchers of the device's models, in the order in which they ask for turns.
         deliveries: results handed out to methods that have not resumed.
         owed: balances of the tenants of these models.
@@ -49,6 +50,7 @@ class Device:
         self.clock: Callable[[], float] = time.monotonic
         self.torch_device = torch.device(name)
         self.turn = asyncio.Lock()
+        self.fixed_turn = asyncio.Lock()
         self.members: list[Batcher] = []
         self.deliveries = Deliveries()
         self.owed = FairShare()

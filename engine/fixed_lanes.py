@@ -14,7 +14,7 @@ from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from engine.cache.blocks import OutOfBlocksError
 from engine.cache.table import BlockTable
-from engine.device import to_its_end
+from engine.device import Device, to_its_end
 from engine.runner import Feed, Runner
 from turnout.errors import busy, invalid, out_of_range
 from turnout.types import SamplingParams
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.model import EngineModel
 
 WANT = ReadSpec(draw=None, logits=True)
+STEPS_BEFORE = 8  # of interactive requests, before a forward of low priority
 
 
 class FixedLanes:
@@ -94,19 +95,30 @@ async def fixed_forward(model: EngineModel, seq: Sequence, op: FixedForward) -> 
     cached = len(lanes.tables[0])
     if len(op.tokens) != len(lanes.tables) or op.longest != lanes.longest or not 0 <= op.place <= cached:
         raise ValueError(f"place {op.place} of {len(op.tokens)} lanes: {len(lanes.tables)} lanes have {cached} tokens")
-    device, started = model.batcher.device, time.perf_counter()
-    async with device.quiet():
-        lanes.busy = True
-        try:
-            started = time.perf_counter()
-            logits = await to_its_end(device.run(partial(lanes.run, model.batcher.runner, op)))
-        finally:
-            lanes.busy = False
-            if lanes.released:
-                lanes.release()
-                device.notify()
+    device = model.batcher.device
+    async with device.fixed_turn:
+        if seq.low_priority:
+            await _let_steps_pass(device)
+        async with device.quiet():
+            started, lanes.busy = time.perf_counter(), True
+            try:
+                logits = await to_its_end(device.run(partial(lanes.run, model.batcher.runner, op)))
+            finally:
+                lanes.busy = False
+                if lanes.released:
+                    lanes.release()
+                    device.notify()
     device.charge(seq.low_priority, time.perf_counter() - started)
     counts = seq.meter.of(model.name, model.num_parameters)
     counts.forwards += 1
     counts.decode_tokens += len(op.tokens)
-    return FixedRows(logits, f"{model.numerics} {model.dtype} torch {torch.__version__}")
+    return FixedRows(logits, f"{model.numerics} {model.dtype} {model.weights} torch {torch.__version__}")
+
+
+async def _let_steps_pass(device: Device) -> None:
+    """Wait while interactive requests have operations, for a few steps of theirs at most."""
+    for _ in range(STEPS_BEFORE):
+        if not any(member.has(low_priority=False) for member in device.members):
+            return
+        async with device.quiet():  # the next step waits for the turn already: it runs before this one is back
+            pass

@@ -66,6 +66,7 @@ class EngineModel(PoolMember):
         notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
         draft_vocabulary: the ids that drafters may propose with this model; None: all.
         lanes: caches of forwards of a fixed shape, by the sequence that owns them.
+        weights: how its linear weights are kept, see `ModelConfig`.
     """
 
     runs_here = True
@@ -97,6 +98,7 @@ class EngineModel(PoolMember):
             self.notes.append(note)
         self.dtype = checkpoint.dtype
         self.numerics = numerics_class(plan.backend.name, device.torch_device, plan.kv_dtype)
+        self.weights = config.weights
         most = size.max_length
         self.pool = BlockPool(num_blocks, engine.block_size, lambda longest: plan.rope_length(min(longest, most)))
         self.pool.model, self.pool.num_layers = self.digest, self.num_layers

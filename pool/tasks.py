@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from decoding.tasks.base import PARAMS, Progress, Task, TaskRun, open_task
+from decoding.tasks.base import Progress, Task, TaskRun, of_param, open_task
 from decoding.text import continue_with
 from pool.scoring import score, scored_groups
 from turnout.calls import ScoreCall, ScoredTokens
@@ -60,7 +60,7 @@ def task_run(pool: Pool, call: TaskCall, model: PoolMember) -> TaskRun:
         try:
             return await score(pool, asked, model, await scored_groups(pool, asked, model))
         except TurnoutError as error:
-            raise _of_param(error) from None
+            raise of_param(error) from None
 
     return TaskRun(
         id=call.request_id,
@@ -73,11 +73,3 @@ def task_run(pool: Pool, call: TaskCall, model: PoolMember) -> TaskRun:
         tenant=call.tenant,
         low_priority=call.priority == "batch",
     )
-
-
-def _of_param(error: TurnoutError) -> TurnoutError:
-    """A refusal of a score call, as one of the task's parameters."""
-    if error.field is None:
-        return error
-    named = f"{PARAMS}.{error.field}"
-    return TurnoutError(error.code, error.message.replace(error.field, named, 1), named, error.retry_after_s)

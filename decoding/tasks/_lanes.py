@@ -8,11 +8,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from decoding.fixed_forward import FixedForward
+from decoding.fixed_forward import FixedForward, FixedRows
 from decoding.model import TokenText
+from decoding.sequence import Sequence
 from decoding.tasks._container import Shape
-from decoding.tasks.base import Progress, TaskRun
-from turnout.errors import invalid
+from decoding.tasks.base import Progress, TaskRun, of_param
+from turnout.errors import TurnoutError, invalid
 
 Logits = npt.NDArray[np.float32]
 # (lane, index of the token in it, logits before it, what computed them) -> the token
@@ -41,7 +42,7 @@ async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> 
             for place in range(min(shape.window, longest - begin)):
                 index = begin + place
                 fed = tuple(lane[index - 1] if 0 < index <= len(lane) else shape.start for lane in lanes)
-                found = await run.model.do(seq, FixedForward(fed, place, shape.window))
+                found = await _read(run, seq, FixedForward(fed, place, shape.window))
                 progress.read(len(lengths))
                 if index < done:
                     continue
@@ -55,6 +56,13 @@ async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> 
     finally:
         run.model.release(seq)
     return lanes[: len(lengths)]
+
+
+async def _read(run: TaskRun, seq: Sequence, op: FixedForward) -> FixedRows:
+    try:
+        return await run.model.do(seq, op)
+    except TurnoutError as error:
+        raise (of_param(error) if error.field == "window" else error) from None
 
 
 def start_token(run: TaskRun) -> int:

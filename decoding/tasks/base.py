@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from decoding.parts import Part
-from turnout.errors import invalid, out_of_range
+from turnout.errors import TurnoutError, invalid, out_of_range
 from turnout.registry import load, validated
 from turnout.types import SamplingParams, Sharing
 
@@ -186,6 +186,14 @@ def open_task(name: str, params: dict[str, Any]) -> Task:
     """
     kind = find_task(name)
     return kind(validated(kind.Params, params, PARAMS))
+
+
+def of_param(error: TurnoutError) -> TurnoutError:
+    """A refusal of what a task asked for itself, as one of the parameter of that name."""
+    if error.field is None:
+        return error
+    named = f"{PARAMS}.{error.field}"
+    return TurnoutError(error.code, error.message.replace(error.field, named, 1), named, error.retry_after_s)
 
 
 def to_base64(data: bytes) -> str:

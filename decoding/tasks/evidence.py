@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from decoding.candidates import charge
+from decoding.methods.exact_span import cuts_in
 from decoding.model import Model, ModelPool, Readout, ReadSpec
 from decoding.tasks.base import Progress, Task, TaskResult, TaskRun, Text
 from turnout.errors import invalid
@@ -103,8 +104,6 @@ class FindEvidence(Task):
 
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> EvidenceResult:
         """See `Task.run`."""
-        from decoding.methods.exact_span import cuts_in
-
         params = self.params
         if not run.end_ids:
             raise invalid("model", f"{run.model.name!r} has no token that ends an answer, which this task reads")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
+from decoding.methods.exact_span import cuts_in, most_probable
 from decoding.tasks.base import Progress, Task, TaskResult, TaskRun, Text
 from turnout.errors import invalid
 from turnout.registry import MethodParams
@@ -55,8 +56,6 @@ class ExactSpan(Task):
 
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> ExactSpanResult:
         """See `Task.run`."""
-        from decoding.methods.exact_span import cuts_in, most_probable
-
         params = self.params
         if not run.end_ids:
             raise invalid("model", f"{run.model.name!r} has no token that ends an answer, which this task compares")
