@@ -25,6 +25,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("speculative", {"drafter": "input_copy", "length": "svip", "fallback": "plain"}, True),
     ("random", {"share": 0.5}, True),
     ("asap", {}, True),  # under a structure it learns, and continues from what it knows by then
+    ("monitor_guided", {"provider": "listed"}, True),
     ("pearl", {}, True),
     ("pearl", {"verifier": "rejection", "draft_length": 3}, True),
     ("speculative", {"verifier": "rejection"}, False),
