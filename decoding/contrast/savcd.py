@@ -74,7 +74,7 @@ class Savcd(Contrast):
 
     The paper distorts an image, and this a text: the answering model reads the question and chooses, after definitions
     and examples, whether the context is dropped, its sentences shuffled, its names and numbers blanked out, or the
-    reader told to say the opposite; `drop` where it names none. A token stays if p >= share * its greatest, with the
+    reader asked to say the opposite; `drop` where it names none. A token stays if p >= share * its greatest, with the
     share max_share * (1 - entropy / log(vocabulary)) ** gamma. The paper's formula is not known to us; this is ours.
     """
 
