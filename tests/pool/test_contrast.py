@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decoding.artifacts import Artifact
+from decoding.contrast.knn_lm import TokenStore
 from deployments.grpc_messages import generate_call
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
 from pool.prompt_ids import num_chars
-from tests.engine.harness import answer, call_of
+from tests.engine.harness import Reply, answer, call_of
 from turnout.calls import Begun, ChatMessage, GenerateCall
 from turnout.client_messages import generate_request
 from turnout.errors import TurnoutError
@@ -45,6 +49,16 @@ def asked(contrast: Any, context: str = "", method: str = "plain", prompt: Any =
         (asked({"name": "cfg", "negative_prompt": "a" * 3000}), "contrast", "'negative' of 'cfg' has 3"),
         (asked("cad", CONTEXT, truncate_prompt_tokens=4), "truncate_prompt_tokens", "not allowed with contrast"),
         (asked(None, CONTEXT, prompt=(65, 66)), "context", "needs a prompt as text"),
+        (asked("knn_lm"), "contrast.artifact", "'knn_lm' is not known"),
+        (asked({"name": "caad", "artifact": "../x"}), "contrast.artifact", "should match pattern"),
+        (asked({"name": "knn_lm", "weight": 1.5}), "contrast.weight", "less than or equal to 1"),
+        (asked({"name": "knn_lm", "temperature": 0}), "contrast.temperature", "greater than 0"),
+        (asked({"name": "caad", "neighbours": 0}), "contrast.neighbours", "greater than or equal to 1"),
+        (asked({"name": "caad", "floor": float("nan")}), "contrast.floor", "finite"),
+        (asked("lol"), "contrast.amateur", "no model has the role 'amateur'; the pool's roles: large, small"),
+        (asked({"name": "lol", "amateur": "small", "layer": 2}), "contrast.layer", "layer 2; allowed: 1 to 1"),
+        (asked("savcd"), "context", "contrast 'savcd' needs it"),
+        (asked({"name": "savcd", "distortion": "blur"}, CONTEXT), "contrast.distortion", "'drop'"),
     ],
 )
 async def test_refusals_name_the_field(pool: LocalPool, call: GenerateCall, field: str, said: str) -> None:
@@ -112,6 +126,53 @@ async def test_streams_of_a_request(pool: LocalPool) -> None:
     prepared = pool.intake().prepare(asked("cfg"))
     assert prepared.contrast is not None
     assert len(prepared.contrast.prompts["negative"]) == 1
+
+
+def with_store(pool: LocalPool, folder: Path, tenant: str) -> LocalPool:
+    """The pool with a datastore of the tenant's, in which every context is followed by the letter of its name."""
+    large = pool.model_pool.large
+    store = TokenStore(2, 64)
+    store.values.fill_(pool.tokenizer.encode(tenant)[0])
+    path = folder / "tenants" / tenant / "knn_lm.safetensors"
+    Artifact("knn_lm", "test", {"head": store.settings}, {"large": large.digest}, dict(store.state_dict())).save(path)
+    pool.model_pool.artifacts.folder = folder
+    return pool
+
+
+async def test_datastores_of_tenants_are_apart_in_one_batch(pool: LocalPool, tmp_path: Path) -> None:
+    for tenant in ("a", "b"):
+        with_store(pool, tmp_path, tenant)
+    call = asked({"name": "knn_lm", "weight": 1}, max_tokens=4)
+    calls = [replace(call, tenant=tenant) for tenant in ("a", "b", "c")] + [asked(None, max_tokens=4)]
+    first, second, none, plain = await asyncio.gather(*(answer(pool, each) for each in calls), return_exceptions=True)
+    assert isinstance(first, Reply)
+    assert isinstance(second, Reply)
+    assert isinstance(plain, Reply)
+    assert (first.text, second.text) == ("aaaa", "bbbb")
+    assert plain.ids == (await answer(pool, calls[-1])).ids
+    assert isinstance(none, TurnoutError)
+    assert (none.field, "available: none" in none.message or "knn_lm" in none.message) == ("contrast.artifact", True)
+    assert any("artifact knn_lm, version" in note for note in first.usage.notes)
+
+
+async def test_the_model_chooses_a_distortion_before_its_answer(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TurnoutError, match=r"^contrast: the stream 'choice' of 'savcd' has .* fit the context of 512$"):
+        await answer(pool, asked("savcd", CONTEXT))
+    monkeypatch.setattr("decoding.contrast.savcd.QUESTION", "How is it distorted: {question}?")
+    call = asked({"name": "savcd", "choice_tokens": 3, "alpha": 5}, CONTEXT)
+    made = await answer(pool, call)
+    fixed = await answer(pool, asked({"name": "savcd", "distortion": "drop", "alpha": 5}, CONTEXT))
+    assert made.ids == fixed.ids  # random letters choose nothing, so it is dropped
+    large = pool.roles["large"]
+    prepared = pool.intake().prepare(call)
+    assert prepared.contrast is not None
+    question = len(prepared.contrast.prompts["choice"])
+    read, other = (each.usage.models[large] for each in (made, fixed))
+    both = read.prompt_tokens + read.cached_tokens - other.prompt_tokens - other.cached_tokens
+    assert both == question
+    assert sum(each.generated_tokens for each in made.usage.models.values()) == made.usage.completion_tokens
 
 
 @pytest.mark.parametrize("method", ["plain", "speculative"])
