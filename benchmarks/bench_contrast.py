@@ -273,8 +273,8 @@ async def _neighbours(report: Report, pool: LocalPool, options: argparse.Namespa
 
 
 if __name__ == "__main__":
-    quick = {"countries": 8, "entries": 500, "passages": 2, "written": 12}
-    made = command_line(__doc__, Path("docs/results/contrast.md"), rounds=None, **quick)
+    page = Path("docs/results/contrast.md")
+    made = command_line(__doc__, page, rounds=None, countries=8, entries=500, passages=2, written=12)
     made.add_argument("--countries", type=int, default=len(CAPITALS), help="asked about")
     made.add_argument("--tokens", type=int, default=8, help="of an answer about a country")
     made.add_argument("--entries", type=int, default=20_000, help="of the datastore")

@@ -120,16 +120,19 @@ class StoreContrast(Contrast, Generic[StoreT]):
         if artifact.models.get(ROLE) != model.digest:
             raise invalid(where, f"{name!r} was made for another model than {model.name!r}, which answers")
         try:
-            self.store = self.network.of(artifact)  # type: ignore[assignment]
-            if not len(self.store):
+            store = self.network.of(artifact)
+            if not len(store):
                 raise ValueError("it is empty")
-            if self.store.keys.dtype != torch.float32:
-                raise ValueError(f"its keys are {self.store.keys.dtype}, and must be {torch.float32}")
-            self.store.check(model.vocab_size)
+            if store.keys.dtype != torch.float32:
+                raise ValueError(f"its keys are {store.keys.dtype}, and must be {torch.float32}")
+            store.check(model.vocab_size)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise invalid(where, f"{name!r} holds no usable datastore: {error}") from None
-        if not LAST <= self.store.layer <= model.num_layers:
-            raise invalid(where, f"has states of layer {self.store.layer}; {model.name!r} has {model.num_layers}")
+        if not LAST <= store.layer <= model.num_layers:
+            raise invalid(where, f"has states of layer {store.layer}; {model.name!r} has {model.num_layers}")
+        # Answers of one request share this part: of a file that is replaced meanwhile, all read what was there first.
+        if "store" not in vars(self):
+            self.store = store  # type: ignore[assignment]
         return ()
 
     def reads(self) -> ReadSpec:

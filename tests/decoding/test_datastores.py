@@ -236,6 +236,23 @@ async def test_a_store_of_the_large_model_is_refused_where_another_answers(tmp_p
         pass
 
 
+def test_answers_of_one_request_read_one_store(tmp_path: Path) -> None:
+    """Also where the file is replaced, by one of another layer, before the second answer begins."""
+    models = pool_of(StateModel("large", CYCLE), tmp_path)
+    part, path = KnnLm(), tmp_path / "knn_lm.safetensors"
+    save(store_for(TokenStore, 2), path, "knn_lm")
+    part.streams(models, models.large)
+    first, other = part.store, store_for(TokenStore, 3)
+    other.layer = 0
+    save(other, path, "knn_lm")
+    part.streams(models, models.large)
+    assert part.store is first
+    assert part.reads().hidden == {-1}
+    fresh = KnnLm()
+    fresh.streams(models, models.large)
+    assert fresh.reads().hidden == {0}
+
+
 @pytest.mark.parametrize("name", ["../acme/knn_lm", "tenants/acme/knn_lm", "", "a b"])
 def test_a_store_is_named_and_not_a_path(name: str) -> None:
     for kind in (KnnLm, Caad):
