@@ -138,12 +138,15 @@ def test_the_stack_writes_the_bytes_that_torch_would(dtype: torch.dtype, dim: in
     assert int(stores[1].layers[0][:written, ..., :-SCALE_BYTES].abs().amax(-1).min()) == 127
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("step", [NativeStep, SdpaStep])
-def test_what_is_no_number_stays_none_and_reaches_no_other_sequence(step: Any, broken: float) -> None:
+def test_what_is_no_number_stays_none_and_reaches_no_other_sequence(
+    step: Any, broken: float, dtype: torch.dtype
+) -> None:
     batch = Batch((1, 1), (20, 20), dim=16, block_size=16)
-    query, pairs = batch.inputs()
+    query, pairs = batch.inputs(dtype)
     pairs[0, 1, 0, 3] = broken
-    out = step(batch.layout(), store_of(batch.store().layers[0])).attend(0, query, pairs, Scores(0.3))
+    out = step(batch.layout(), store_of(batch.store(dtype).layers[0])).attend(0, query, pairs, Scores(0.3))
     assert out[0, :2].isnan().all()
     assert out[1].isfinite().all()

@@ -27,7 +27,7 @@ class Attention {
         most_rows_(std::max(QUERIES, group_)),
         shared_(shares(batch, scores)),
         packer_(batch, cache),
-        units_(packer_.units),
+        units_(packer_.units * (DIGITS<T, S> ? 2 : 1)),
         width_(packer_.width) {}
 
   // Pieces of work are taken one by one, because their sizes differ, and one ahead, to fetch its first keys in time.
@@ -58,6 +58,7 @@ class Attention {
   struct Buffers {
     std::vector<Unit> query, keys, values, weights;
     std::vector<float> sums, scores, highest, total;
+    std::vector<DigitRow> query_rows, weight_rows;
     float key_scales[KEYS], value_scales[KEYS];
 
     Progress progress() { return {sums.data(), highest.data(), total.data()}; }
@@ -71,7 +72,7 @@ class Attention {
   const Index group_, tokens_, most_rows_;
   const bool shared_;
   Packer<T, S> packer_;
-  const Index units_, width_;
+  const Index units_, width_;  // units_: of a query
 
   Index fed(Index sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
   Index token_blocks(Index sequence) const { return (fed(sequence) + tokens_ - 1) / tokens_; }
@@ -89,9 +90,11 @@ class Attention {
   Buffers& prepare() const {
     static thread_local Buffers buffers;
     grow(buffers.query, most_rows_ * units_);
-    grow(buffers.keys, KEYS * units_ + 8 * PANEL);
+    grow(buffers.keys, KEYS * packer_.units + 8 * PANEL);
     grow(buffers.values, KEYS * width_);
     grow(buffers.weights, most_rows_ * KEYS);
+    grow(buffers.query_rows, most_rows_);
+    grow(buffers.weight_rows, most_rows_);
     grow(buffers.sums, most_rows_ * width_);
     grow(buffers.scores, most_rows_ * KEYS);
     grow(buffers.highest, most_rows_);
@@ -119,8 +122,13 @@ class Attention {
     const Range heads = piece.heads, keys = piece.keys;
     const Index all = (heads.end - heads.begin) * rows;
     // Row order: key head, token, query head of the key head's group.
-    for (Index row = 0; row < all; row++)
-      std::memcpy(&b.query[row * units_], at(query, start, heads.begin, row, rows), dim * sizeof(T));
+    for (Index row = 0; row < all; row++) {
+      const T* from = at(query, start, heads.begin, row, rows);
+      if constexpr (DIGITS<T, S>)
+        b.query_rows[row] = query_digits(from, dim, packer_.units, &b.query[row * units_]);
+      else
+        std::memcpy(&b.query[row * units_], from, dim * sizeof(T));
+    }
     reset(b.progress(), all, width_);
     if (shared_) join_prefixes(piece, b.progress());
     std::uint64_t seen_by[QUERIES];
@@ -181,13 +189,24 @@ class Attention {
     if constexpr (SCALED<S>) packer_.scales(tile, head, b.key_scales, b.value_scales);
     packer_.keys(tile, following, head, b.keys.data());
     for (Index panel = 0; panel * PANEL < tile.count; panel++)
-      rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
-                          {&b.scores[panel * PANEL], KEYS, false});
+      if constexpr (DIGITS<T, S>)
+        digits_times_panel<true>(&b.query[first * units_], packer_.units, &b.query_rows[first], rows,
+                                 &b.keys[panel * packer_.units * PANEL], packer_.units, &b.scores[panel * PANEL], KEYS,
+                                 false);
+      else
+        rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
+                            {&b.scores[panel * PANEL], KEYS, false});
     for (Index row = 0; row < rows; row++) weigh(b, first, row, seen_by[row / group_]);
-    const Index pairs = packer_.values(tile, following, head, b.values.data(), KEYS / PER_UNIT<T>);
+    constexpr Index STRIDE = KEYS / Packer<T, S>::UNIT;
+    const Index packed = packer_.values(tile, following, head, b.values.data(), STRIDE);
     for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
-      rows_times_panel<T>(b.weights.data(), KEYS / PER_UNIT<T>, rows, &b.values[panel * KEYS / PER_UNIT<T> * PANEL],
-                          pairs, {&b.sums[first * width_ + panel * PANEL], width_, true});
+      if constexpr (DIGITS<T, S>)
+        digits_times_panel<false>(b.weights.data(), STRIDE, b.weight_rows.data(), rows,
+                                  &b.values[panel * STRIDE * PANEL], packed, &b.sums[first * width_ + panel * PANEL],
+                                  width_, true);
+      else
+        rows_times_panel<T>(b.weights.data(), STRIDE, rows, &b.values[panel * STRIDE * PANEL], packed,
+                            {&b.sums[first * width_ + panel * PANEL], width_, true});
   }
 
   Tile<S> find(const Piece& piece, Index at) const {
@@ -244,20 +263,21 @@ class Attention {
       highest = larger(highest, part[i]);
     }
     const float top = largest_of(highest);
-    T* weights = reinterpret_cast<T*>(&b.weights[row * (KEYS / PER_UNIT<T>)]);
+    constexpr Index STRIDE = DIGITS<T, S> ? 2 * KEYS / 4 : KEYS / PER_UNIT<T>;
+    Unit* weights = &b.weights[row * STRIDE];
     if (top == LOWEST) {  // nothing seen yet
-      std::memset(weights, 0, KEYS * sizeof(T));
+      std::memset(weights, 0, STRIDE * sizeof(Unit));
+      if (DIGITS<T, S>) b.weight_rows[row] = {0.0f, {0, 0}};
       return;
     }
     Floats total = zero();
     for (int i = 0; i < KEYS / LANES; i++) {
       part[i] = exp(part[i] - fill(top));
       total = total + part[i];
-      if constexpr (SCALED<S>)
-        store(weights + i * LANES, part[i] * load(&b.value_scales[i * LANES]));
-      else
-        store(weights + i * LANES, part[i]);
+      if constexpr (SCALED<S>) part[i] = part[i] * load(&b.value_scales[i * LANES]);
+      if constexpr (!DIGITS<T, S>) store(reinterpret_cast<T*>(weights) + i * LANES, part[i]);
     }
+    if constexpr (DIGITS<T, S>) b.weight_rows[row] = {weight_digits(part, KEYS / LANES, KEYS / 4, weights), {0, 0}};
     if (top > best) {
       const Floats factor = exp(fill(best - top));
       sum *= first_of(factor);

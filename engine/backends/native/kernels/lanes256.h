@@ -169,10 +169,25 @@ inline Floats byte_of(Units x) {
   return from_integers(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * BYTE), 24));
 }
 
-// Units of two numbers each that bfloat16 holds exactly.
-inline Units joined_halves(Floats low, Floats high) {
-  return _mm256_or_si256(_mm256_castps_si256(high), _mm256_srli_epi32(_mm256_castps_si256(low), 16));
+// LANES columns of four rows of bytes, the first lanes of them: a unit for each column.
+inline Units columns_of(const std::int8_t* const rows[4], int lanes) {
+  std::int64_t parts[4] = {};
+  for (int row = 0; row < 4; row++)
+    if (lanes == LANES)
+      std::memcpy(&parts[row], rows[row], sizeof(std::int64_t));
+    else
+      std::memcpy(&parts[row], rows[row], lanes);
+  const __m256i all = _mm256_setr_epi64x(parts[0], parts[1], parts[2], parts[3]);
+  const __m256i fours = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m128i turned = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm256_shuffle_epi8(_mm256_permutevar8x32_epi32(all, fours), _mm256_broadcastsi128_si256(turned));
 }
+
+// Digits to the base 128: of numbers with signs the upper one, rounded, and what it leaves; of others.
+inline Units near_upper_digit(Units x) { return _mm256_srai_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(64)), 7); }
+inline Units without_upper_digit(Units x, Units upper) { return _mm256_sub_epi32(x, _mm256_slli_epi32(upper, 7)); }
+inline Units upper_digit(Units x) { return _mm256_srli_epi32(x, 7); }
+inline Units lower_digit(Units x) { return _mm256_and_si256(x, _mm256_set1_epi32(127)); }
 
 // The halves of every byte.
 inline Units low_nibbles(Units x) { return _mm256_and_si256(x, _mm256_set1_epi8(0x0F)); }
@@ -186,6 +201,7 @@ inline Units dot_halves(Units sums, Units weights, Units row) { return _mm256_dp
 inline Units dot_side(Units weights) { return _mm256_xor_si256(weights, _mm256_set1_epi8(-128)); }
 inline Units dot_bytes(Units sums, Units weights, Units row) { return _mm256_dpbusd_avx_epi32(sums, weights, row); }
 inline Units whole_dots(Units sums) { return sums; }
+inline Units dot_small(Units sums, Units small, Units bytes) { return _mm256_dpbusd_avx_epi32(sums, small, bytes); }
 #else
 constexpr bool DOTS_ARE_WHOLE = false;
 constexpr int BYTES_TAKEN = 0;
@@ -194,6 +210,9 @@ inline Units dot_halves(Units sums, Units weights, Units row) {
   return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, row));
 }
 inline Units dot_side(Units weights) { return weights; }
+inline Units dot_small(Units sums, Units small, Units bytes) {
+  return _mm256_add_epi32(sums, whole_dots(_mm256_maddubs_epi16(small, bytes)));
+}
 inline Units dot_bytes(Units sums, Units weights, Units row) {
   const Units products = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(row, weights));
   return _mm256_add_epi32(sums, whole_dots(products));

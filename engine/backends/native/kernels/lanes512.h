@@ -128,10 +128,23 @@ inline Floats byte_of(Units x) {
   return from_integers(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * BYTE), 24));
 }
 
-// Units of two numbers each that bfloat16 holds exactly.
-inline Units joined_halves(Floats low, Floats high) {
-  return _mm512_or_si512(_mm512_castps_si512(high), _mm512_srli_epi32(_mm512_castps_si512(low), 16));
+// LANES columns of four rows of bytes, the first lanes of them: a unit for each column.
+inline Units columns_of(const std::int8_t* const rows[4], int lanes) {
+  const auto part = [lanes](const std::int8_t* row) { return _mm_maskz_loadu_epi8(lane_mask(lanes), row); };
+  __m512i all = _mm512_castsi128_si512(part(rows[0]));
+  all = _mm512_inserti32x4(all, part(rows[1]), 1);
+  all = _mm512_inserti32x4(all, part(rows[2]), 2);
+  all = _mm512_inserti32x4(all, part(rows[3]), 3);
+  const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m128i turned = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(fours, all), _mm512_broadcast_i32x4(turned));
 }
+
+// Digits to the base 128: of numbers with signs the upper one, rounded, and what it leaves; of others.
+inline Units near_upper_digit(Units x) { return _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(64)), 7); }
+inline Units without_upper_digit(Units x, Units upper) { return _mm512_sub_epi32(x, _mm512_slli_epi32(upper, 7)); }
+inline Units upper_digit(Units x) { return _mm512_srli_epi32(x, 7); }
+inline Units lower_digit(Units x) { return _mm512_and_si512(x, _mm512_set1_epi32(127)); }
 
 // The halves of every byte.
 inline Units low_nibbles(Units x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0F)); }
@@ -139,7 +152,7 @@ inline Units high_nibbles(Units x) { return low_nibbles(_mm512_srli_epi16(x, 4))
 
 // Sums of four products in every lane. `dot_halves` takes 4-bit numbers, unsigned, times signed bytes; GROUP of them
 // add up before `whole_dots` makes sums of 32 bits of them. `dot_bytes` takes signed bytes; its sums are too large by
-// BYTES_TAKEN times the row's own.
+// BYTES_TAKEN times the row's own. `dot_small` takes bytes from 0 to 127 times signed ones.
 #ifdef __AVX512VNNI__
 constexpr bool DOTS_ARE_WHOLE = true;
 constexpr int BYTES_TAKEN = 128;
@@ -147,6 +160,7 @@ inline Units dot_halves(Units sums, Units weights, Units row) { return _mm512_dp
 inline Units dot_side(Units weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
 inline Units dot_bytes(Units sums, Units weights, Units row) { return _mm512_dpbusd_epi32(sums, weights, row); }
 inline Units whole_dots(Units sums) { return sums; }
+inline Units dot_small(Units sums, Units small, Units bytes) { return _mm512_dpbusd_epi32(sums, small, bytes); }
 #else
 constexpr bool DOTS_ARE_WHOLE = false;
 constexpr int BYTES_TAKEN = 0;
@@ -155,6 +169,9 @@ inline Units dot_halves(Units sums, Units weights, Units row) {
   return _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, row));
 }
 inline Units dot_side(Units weights) { return weights; }
+inline Units dot_small(Units sums, Units small, Units bytes) {
+  return _mm512_add_epi32(sums, whole_dots(_mm512_maddubs_epi16(small, bytes)));
+}
 inline Units dot_bytes(Units sums, Units weights, Units row) {
   const Units turned = _mm512_mask_sub_epi8(row, _mm512_movepi8_mask(weights), _mm512_setzero_si512(), row);
   return _mm512_add_epi32(sums, whole_dots(_mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned)));

@@ -70,7 +70,7 @@ class SharedPrefixes {
         tokens_(std::max<Index>(1, SHARED_QUERIES / group_)),
         scale_((scores.softcap > 0 ? 1.0f : scores.scale) * LOG2_E),
         packer_(batch, cache),
-        units_(packer_.units),
+        units_(packer_.units * (DIGITS<T, S> ? 2 : 1)),
         width_(packer_.width),
         buffers_(prepare()) {
     for (Index node = 0; node < batch.nodes; node++)
@@ -88,11 +88,12 @@ class SharedPrefixes {
   }
 
  private:
-  static constexpr Index TILES = STRETCH / KEYS;
+  static constexpr Index TILES = STRETCH / KEYS, UNIT = Packer<T, S>::UNIT;
 
   struct Buffers {
     std::vector<Unit> query, keys, values, weights;
     std::vector<float> scores, totals;  // totals: one for each lane
+    std::vector<DigitRow> query_rows, weight_rows;
     float key_scales[STRETCH], value_scales[STRETCH];
   };
 
@@ -104,7 +105,7 @@ class SharedPrefixes {
   const Index group_, tokens_;
   const float scale_;  // from scores, after a soft cap, to powers of two
   Packer<T, S> packer_;
-  const Index units_, width_;
+  const Index units_, width_;  // units_: of a query
   Buffers& buffers_;
   Index least_pieces_ = 0;
 
@@ -112,9 +113,11 @@ class SharedPrefixes {
     static thread_local Buffers buffers;
     const Index rows = std::max(SHARED_QUERIES, group_);
     grow(buffers.query, rows * units_);
-    grow(buffers.keys, STRETCH * units_ + 8 * PANEL);
+    grow(buffers.keys, STRETCH * packer_.units + 8 * PANEL);
     grow(buffers.values, STRETCH * width_);
     grow(buffers.weights, SCORED * STRETCH / PER_UNIT<T>);
+    grow(buffers.query_rows, rows);
+    grow(buffers.weight_rows, SCORED);
     grow(buffers.scores, SCORED * STRETCH);
     grow(buffers.totals, rows * LANES);
     return buffers;
@@ -143,7 +146,7 @@ class SharedPrefixes {
       return partials_.from(partial_row(node, cache_, group_, span, head) + tokens.begin * group_, width_);
     };
     for (Index head = heads.begin; head < heads.end; head++) {
-      gather(node, tokens, head, &buffers_.query[(head - heads.begin) * count * units_], query);
+      gather(node, tokens, head, (head - heads.begin) * count, query);
       reset(progress(head), count, width_);
     }
     std::fill_n(buffers_.totals.begin(), (heads.end - heads.begin) * count * LANES, 0.0f);
@@ -174,11 +177,16 @@ class SharedPrefixes {
   }
 
   // Row order: token, query head of the key head's group.
-  void gather(const Node& node, const Range& tokens, Index head, Unit* to, const Rows<const T>& query) const {
+  void gather(const Node& node, const Range& tokens, Index head, Index to, const Rows<const T>& query) const {
     for (Index token = tokens.begin; token < tokens.end; token++) {
       const Index row = batch_.prefix_rows[node.first + token];
-      for (Index member = 0; member < group_; member++, to += units_)
-        std::memcpy(to, query.at(row, head * group_ + member, cache_.dim), cache_.dim * sizeof(T));
+      for (Index member = 0; member < group_; member++, to++) {
+        const T* from = query.at(row, head * group_ + member, cache_.dim);
+        if constexpr (DIGITS<T, S>)
+          buffers_.query_rows[to] = query_digits(from, cache_.dim, packer_.units, &buffers_.query[to * units_]);
+        else
+          std::memcpy(&buffers_.query[to * units_], from, cache_.dim * sizeof(T));
+      }
     }
   }
 
@@ -189,14 +197,13 @@ class SharedPrefixes {
     Index count = 0, packed = 0;
     for (Index tile = 0; tile < TILES && tiles[tile].count > 0; tile++) {
       if constexpr (SCALED<S>) packer_.scales(tiles[tile], head, &b.key_scales[count], &b.value_scales[count]);
-      packer_.keys(tiles[tile], following[tile], head, &b.keys[count * units_]);
-      packed += packer_.values(tiles[tile], following[tile], head, &b.values[count / PER_UNIT<T> * PANEL],
-                               STRETCH / PER_UNIT<T>);
+      packer_.keys(tiles[tile], following[tile], head, &b.keys[count * packer_.units]);
+      packed += packer_.values(tiles[tile], following[tile], head, &b.values[count / UNIT * PANEL], STRETCH / UNIT);
       count += tiles[tile].count;
     }
     for (Range range{0, 0}; range.begin < rows; range.begin = range.end) {
       range.end = std::min(range.begin + SCORED, rows);
-      score(&b.query[(first + range.begin) * units_], range.end - range.begin, count);
+      score(first + range.begin, range.end - range.begin, count);
       for (Index row = range.begin; row < range.end; row++) {
         float* totals = &b.totals[(first + row) * LANES];
         if (count == STRETCH)
@@ -208,17 +215,30 @@ class SharedPrefixes {
     }
   }
 
-  void score(const Unit* query, Index rows, Index count) const {
-    for (Index panel = 0; panel * PANEL < count; panel++)
-      rows_times_panel<T>(query, units_, rows, &buffers_.keys[panel * units_ * PANEL], units_,
-                          {&buffers_.scores[panel * PANEL], STRETCH, false});
+  void score(Index first, Index rows, Index count) const {
+    const Unit* query = &buffers_.query[first * units_];
+    for (Index panel = 0; panel * PANEL < count; panel++) {
+      const Unit* keys = &buffers_.keys[panel * packer_.units * PANEL];
+      float* scores = &buffers_.scores[panel * PANEL];
+      if constexpr (DIGITS<T, S>)
+        digits_times_panel<true>(query, packer_.units, &buffers_.query_rows[first], rows, keys, packer_.units, scores,
+                                 STRETCH, false);
+      else
+        rows_times_panel<T>(query, units_, rows, keys, units_, {scores, STRETCH, false});
+    }
   }
 
   void add(const Progress& progress, Index rows, Index packed) const {
-    constexpr Index stride = STRETCH / PER_UNIT<T>;
-    for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
-      rows_times_panel<T>(buffers_.weights.data(), stride, rows, &buffers_.values[panel * stride * PANEL], packed,
-                          {progress.sums + panel * PANEL, width_, true});
+    constexpr Index stride = STRETCH / UNIT;
+    for (Index panel = 0; panel * PANEL < cache_.dim; panel++) {
+      const Unit *weights = buffers_.weights.data(), *values = &buffers_.values[panel * stride * PANEL];
+      float* sums = progress.sums + panel * PANEL;
+      if constexpr (DIGITS<T, S>)
+        digits_times_panel<false>(weights, stride, buffers_.weight_rows.data(), rows, values, packed, sums, width_,
+                                  true);
+      else
+        rows_times_panel<T>(weights, stride, rows, values, packed, {sums, width_, true});
+    }
   }
 
   // One row's scores become weights; WHOLE: as many as a stretch has. Here the reference counts in powers of two.
@@ -228,7 +248,7 @@ class SharedPrefixes {
     const int vectors = WHOLE ? MOST : static_cast<int>((count + LANES - 1) / LANES);
     const int last = WHOLE ? LANES : first_lanes(count - (vectors - 1) * LANES);
     const float* scores = &buffers_.scores[row * STRETCH];
-    T* weights = reinterpret_cast<T*>(&buffers_.weights[row * (STRETCH / PER_UNIT<T>)]);
+    Unit* weights = &buffers_.weights[row * (DIGITS<T, S> ? 2 * STRETCH / UNIT : STRETCH / UNIT)];
     Floats part[MOST], highest = fill(LOWEST);
     for (int i = 0; i < vectors; i++) {
       part[i] = load(scores + i * LANES);
@@ -247,8 +267,10 @@ class SharedPrefixes {
       if (!WHOLE && i == vectors - 1) part[i] = keep_first(last, part[i], zero());
       total = total + part[i];
       if constexpr (SCALED<S>) part[i] = part[i] * load(&buffers_.value_scales[i * LANES]);
-      store(weights + i * LANES, part[i]);
+      if constexpr (!DIGITS<T, S>) store(reinterpret_cast<T*>(weights) + i * LANES, part[i]);
     }
+    if constexpr (DIGITS<T, S>)
+      buffers_.weight_rows[row] = {weight_digits(part, vectors, STRETCH / UNIT, weights), {0, 0}};
     store(totals, total);
   }
 

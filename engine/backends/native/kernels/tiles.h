@@ -53,15 +53,19 @@ inline void grow(std::vector<U>& buffer, Index size) {
   if (static_cast<Index>(buffer.size()) < size) buffer.resize(size);
 }
 
-// Packs numbers of type S as T, and counts what it packs; it adds that to the batch's count when it is done.
+// Packs numbers of type S as rows of T are multiplied with them, and counts what it packs; it adds that to the batch's
+// count when it is done.
 template <typename T, typename S>
 class Packer {
  public:
   Packer(const Batch& batch, const Cache<S>& cache)
-      : units(cache.dim / PER_UNIT<T>), width(num_panels(cache.dim) * PANEL), batch_(batch), cache_(cache) {}
+      : units((cache.dim + UNIT - 1) / UNIT), width(num_panels(cache.dim) * PANEL), batch_(batch), cache_(cache) {}
   Packer(const Packer&) = delete;
   Packer& operator=(const Packer&) = delete;
   ~Packer() { __atomic_fetch_add(batch_.keys_read, read_, __ATOMIC_RELAXED); }
+
+  // Numbers of a packed key in a unit, and keys whose values are in one.
+  static constexpr Index UNIT = DIGITS<T, S> ? 4 : PER_UNIT<T>;
 
   const Index units, width;
 
@@ -109,8 +113,8 @@ class Packer {
         Unit* to = out + ((group / 2) * units + unit * SPREAD) * PANEL + (group % 2) * LANES;
         const Index end = std::min<Index>(LANES * SPREAD, units - unit * SPREAD);
         for (Index i = 0; i < end; i += SPREAD)
-          if constexpr (SCALED<S>)
-            spread_bytes<T>(block[i / SPREAD], to + i * PANEL, PANEL, end - i);
+          if constexpr (SPREAD > 1)
+            spread_bytes(block[i / SPREAD], to + i * PANEL, PANEL, end - i);
           else
             store_units(to + i * PANEL, block[i]);
       }
@@ -122,30 +126,30 @@ class Packer {
     read_ += count;
   }
 
-  // One head's values: [panels of dimensions][stride units][PANEL]. Returns the units packed: keys, or pairs of keys.
+  // One head's values: [panels of dimensions][stride units][PANEL]. Returns the units packed, of UNIT keys each.
   Index values(const Tile<S>& tile, const Tile<S>& following, Index head, Unit* out, Index stride) const {
-    const Index offset = (cache_.kv_heads + head) * cache_.width(), packed = (tile.count + PAIR - 1) / PAIR;
+    const Index offset = (cache_.kv_heads + head) * cache_.width(), packed = (tile.count + UNIT - 1) / UNIT;
     for (Index place = 0; place < packed; place++) {
-      const Index key = place * PAIR;
-      const bool whole = key + PAIR <= tile.count;
-      const S *even = tile.slots[key] + offset, *odd = tile.slots[whole ? key + PAIR - 1 : key] + offset;
+      const Index key = place * UNIT, there = std::min(UNIT, tile.count - key);
+      const S* rows[UNIT];
+      for (Index i = 0; i < UNIT; i++) rows[i] = tile.slots[key + std::min(i, there - 1)] + offset;
       for (Index column = 0; column < width; column += STEP) {
-        pack(even, odd, whole, column, out + (column / PANEL * stride + place) * PANEL + column % PANEL);
-        for (Index next = key; next < std::min(key + PAIR, following.count); next++) {
+        pack(rows, there == UNIT, column, out + (column / PANEL * stride + place) * PANEL + column % PANEL);
+        for (Index next = key; next < std::min(key + UNIT, following.count); next++) {
           fetch(following.slots[next] + offset, column * sizeof(S));
           if (SCALED<S> && column + STEP >= width) fetch(following.slots[next] + offset, cache_.dim);
         }
       }
     }
-    for (Index key = packed * PAIR; key < following.count; key++)
+    for (Index key = packed * UNIT; key < following.count; key++)
       for (Index column = 0; column < width; column += STEP)
         fetch(following.slots[key] + offset, column * sizeof(S));
     return packed;
   }
 
  private:
-  // Units of T that a unit of the cache makes; keys whose values a unit holds; columns packed at a time.
-  static constexpr Index SPREAD = PER_UNIT<S> / PER_UNIT<T>, PAIR = PER_UNIT<T>;
+  // Packed units that a unit of the cache makes; columns of values packed at a time.
+  static constexpr Index SPREAD = PER_UNIT<S> / UNIT;
   static constexpr Index STEP = sizeof(S) == sizeof(bf16) ? PANEL : LANES;
 
   const Batch& batch_;
@@ -156,20 +160,20 @@ class Packer {
     _mm_prefetch(reinterpret_cast<const char*>(row) + byte, _MM_HINT_T1);
   }
 
-  // STEP columns of a key's values, or of two keys' in turns; without `whole` there is no second one.
-  void pack(const S* even, const S* odd, bool whole, Index column, Unit* to) const {
-    if constexpr (SCALED<S>) {
-      const int lanes = first_lanes(cache_.dim - column);
-      const Floats first = load_bytes(even + column, lanes);
-      if constexpr (PAIR == 1)
-        store(reinterpret_cast<float*>(to), first);
-      else
-        store_units(to, joined_halves(first, load_bytes(odd + column, whole ? lanes : 0)));
-    } else if constexpr (PAIR == 1) {
-      store_units(to, load_units(reinterpret_cast<const Unit*>(even + column), first_lanes(cache_.dim - column)));
+  // STEP columns of the values of UNIT keys. Those that are not there count nothing: their weights are 0, and bytes are
+  // numbers whatever they are; of two numbers that are wider the second one is 0.
+  void pack(const S* const rows[UNIT], bool whole, Index column, Unit* to) const {
+    const int lanes = first_lanes(cache_.dim - column);
+    if constexpr (DIGITS<T, S>) {
+      const S* const from[] = {rows[0] + column, rows[1] + column, rows[2] + column, rows[3] + column};
+      store_units(to, columns_of(from, lanes));
+    } else if constexpr (SCALED<S>) {
+      store(reinterpret_cast<float*>(to), load_bytes(rows[0] + column, lanes));
+    } else if constexpr (UNIT == 1) {
+      store_units(to, load_units(reinterpret_cast<const Unit*>(rows[0] + column), lanes));
     } else {
       const int columns = static_cast<int>(std::min<Index>(cache_.dim - column, PANEL));
-      interleave(&even[column].bits, columns, &odd[column].bits, whole ? columns : 0, to);
+      interleave(&rows[0][column].bits, columns, &rows[1][column].bits, whole ? columns : 0, to);
     }
   }
 };
