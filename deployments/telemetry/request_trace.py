@@ -55,7 +55,8 @@ class RequestTrace:
 
     def admitted(self, call: GenerateCall) -> GenerateCall:
         """Return the call in its span, or in none."""
-        self.call = call = replace(call, trace=tracing.header_of(self.span))
+        header = tracing.header_of(self.span)
+        self.call = call = call if header == call.trace else replace(call, trace=header)
         return call
 
     def sent(self, events: Iterable[Event]) -> None:

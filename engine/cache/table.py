@@ -153,11 +153,14 @@ class BlockTable:
         Raises:
             OutOfBlocksError: the pool is exhausted; the table is as before.
         """
+        size, start = self.pool.block_size, len(self.tokens)
+        partial = start // size
+        if start % size and start < length <= len(self.blocks) * size and self.pool.is_exclusive(self.blocks[partial]):
+            self.pool.unpublish(self.blocks[partial])  # as in most steps, all goes into the block that is begun
+            return
         needed = self.blocks_needed(length)
         if needed > self.pool.num_available:
             raise OutOfBlocksError(f"{needed} blocks wanted, {self.pool.num_available} available")
-        size, start = self.pool.block_size, len(self.tokens)
-        partial = start // size
         if start % size and start < length:
             block = self.blocks[partial]
             if not self.pool.is_exclusive(block):

@@ -17,7 +17,7 @@ from engine.runner import Runner
 from engine.scheduler.accounting import account
 from engine.scheduler.coscheduling import StepForecast, TransferRate, forecast_step
 from engine.scheduler.limits import DeviceState, Limits, Load, load_of
-from engine.scheduler.metering import meter
+from engine.scheduler.metering import meter, meter_tokens
 from engine.scheduler.policy import Policy
 from engine.scheduler.queue import OperationQueue
 from engine.scheduler.queued_operation import QueuedOperation
@@ -232,6 +232,11 @@ class Batcher:
         for (work, feed), outcome in zip(step.parts, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 self._queue.fail(work, outcome)
+                continue
+            if feed is work.repeated:
+                meter_tokens(work, 1, self.name, self.num_parameters)
+                work.table.filled(feed.tokens)
+                self._continue_decoding(work, outcome[0])
                 continue
             meter(work, feed, self.name, self.num_parameters, plan.num_layers)
             work.keep_traces(feed, outcome)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from decoding.partial_forward import WHOLE
+from engine.cache.table import BlockTable
 from engine.runner import Feed
 from engine.scheduler.queued_operation import QueuedOperation
+from turnout.cost import ModelMeter
 
 
 def meter(work: QueuedOperation, feed: Feed, name: str, num_parameters: int, num_layers: int) -> None:
@@ -19,9 +21,6 @@ def meter(work: QueuedOperation, feed: Feed, name: str, num_parameters: int, num
     """
     seq, table = work.table.seq, work.table
     counts = seq.meter.of(name, num_parameters)
-    if feed is work.repeated:
-        meter_tokens(work, 1, name, num_parameters)
-        return
     counts.forwards += 1
     start, fed = len(table), len(feed.tokens)
     prompt = max(min(seq.num_prompt_tokens - start, fed), 0)
@@ -35,8 +34,7 @@ def meter(work: QueuedOperation, feed: Feed, name: str, num_parameters: int, num
         counts.spared_tokens += fed * (1 - feed.depth.runs(num_layers) / num_layers)
     if feed.partial is not None:
         counts.spared_tokens += feed.partial.spared
-    counts.cached_tokens = table.cached_on_arrival
-    counts.fetched_tokens = table.origin.on_arrival
+    _count_found(counts, table)
 
 
 def meter_tokens(work: QueuedOperation, fed: int, name: str, num_parameters: int) -> None:
@@ -44,3 +42,9 @@ def meter_tokens(work: QueuedOperation, fed: int, name: str, num_parameters: int
     counts = work.table.seq.meter.of(name, num_parameters)
     counts.forwards += fed
     counts.decode_tokens += fed
+    _count_found(counts, work.table)
+
+
+def _count_found(counts: ModelMeter, table: BlockTable) -> None:
+    counts.cached_tokens = table.cached_on_arrival
+    counts.fetched_tokens = table.origin.on_arrival

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from math import inf
+from typing import NamedTuple
 
 from engine.costs.forward import Forward, StepTime
 from engine.scheduler.fairness import MARGIN, FairShare, usual_step
@@ -25,8 +26,7 @@ FREE_STRETCH = 1.25
 NO_PARTS: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """One operation's part of a step: index into the given list, and tokens fed."""
 
     index: int

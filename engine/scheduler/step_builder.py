@@ -80,7 +80,7 @@ class Step:
     @property
     def through_all_layers(self) -> bool:
         """Whether every part runs through the whole model."""
-        return self.repeated or all(feed.depth == WHOLE for feed in self.feeds)
+        return self.repeated or all(feed.depth is WHOLE or feed.depth == WHOLE for feed in self.feeds)
 
     @property
     def of_single_tokens(self) -> bool:
@@ -156,6 +156,9 @@ class StepBuilder:
         num_waiting = len(self._queue)
         step = self._plan(policy, device)
         step.finished = num_waiting - len(self._queue)
+        if self._steady and all(feed is work.repeated for work, feed in step.parts):
+            step.repeated, step.run = True, self._run_of(step.parts, policy, device)
+            return step
         for feed in step.feeds:
             if feed.partial is not None:
                 feed.partial.hold()  # all memory of the step is reserved: blocks to reuse stay until it ends
@@ -184,7 +187,7 @@ class StepBuilder:
         return [(work, work.next_token()) for work in works]
 
     def _run_of(self, parts: Parts, policy: Policy, device: DeviceState) -> TokenRun | None:
-        """Return a run that begins with a repeated step, and reserve its memory; None: that step is to be alone."""
+        """Return a run that begins with a step of repeated feeds, reserving its memory; None: the step is alone."""
         works = [work for work, _ in parts]
         if not device.alone or not all(work.runs for work in works):
             return None

@@ -90,6 +90,7 @@ async def test_steps_and_tokens_are_those_of_a_plan(
     for repeats in (True, False):
         if not repeats:
             monkeypatch.setattr(StepBuilder, "_repeated", lambda *_: None)
+            monkeypatch.setattr(StepBuilder, "_run_of", lambda *_: None)
         counted = count_plans(monkeypatch)
         model, _ = twins(TINY, 3, num_blocks=blocks, block_size=4)
         found.append(await work(model, tenants, [sampling(number) for number in range(6)]))
@@ -110,6 +111,7 @@ async def test_a_full_step_is_repeated_while_prompts_wait(monkeypatch: pytest.Mo
     for repeats in (True, False):
         if not repeats:
             monkeypatch.setattr(StepBuilder, "_repeated", lambda *_: None)
+            monkeypatch.setattr(StepBuilder, "_run_of", lambda *_: None)
         counted = count_plans(monkeypatch)
         model, _ = twins(TINY, 3, block_size=4)
         model.batcher.times, model.batcher.limits = None, replace(model.batcher.limits, max_batch=2)
