@@ -215,7 +215,7 @@ class ActorConnection:
             if packer.packed:  # the sender takes the actor to have these from now on
                 self.say((RequestKind.PARTS, tuple(packer.packed)))
             raise
-        update, parts = trimmed([*known.update(call.seq)]), tuple(packer.packed)
+        update, parts = trimmed([*known.update(call.seq, self._sender.network)]), tuple(packer.packed)
         call.base = len(call.seq)
         known.appending += call.op.appends
         message = trimmed([RequestKind.CALL.value, number, update, packed, parts, needed, call.trace])

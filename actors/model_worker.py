@@ -95,7 +95,7 @@ class ModelWorker:
         """
         assert self._member is not None
         model = self._member.begin(vocab_size)
-        self._replicas = Replicas(model, self._member.tokenizer)
+        self._replicas = Replicas(model, self._member.tokenizer, self._receiver.constants)
         return card_of(self._member, *self._place)
 
     @property

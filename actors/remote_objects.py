@@ -173,6 +173,10 @@ class Sender:
         number = self._numbers.constants.value(value)
         return None if number is None else self.constant(number)
 
+    def network(self, module: Any) -> int:
+        """Return the number of a network, which the actor has from now on."""
+        return self.constant(self._numbers.constants.module(module))
+
     def invalidate(self, *parts: Any) -> None:
         """Note that the state of the actor's copies is unknown: the next call sends the whole objects."""
         for number in map(self._numbers.of, parts):

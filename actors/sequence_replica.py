@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from actors.protocol import (
@@ -35,6 +37,7 @@ from turnout.errors import Code, TurnoutError
 from turnout.structure import Structure
 from turnout.types import Token
 
+NO_CONSTANTS: Mapping[int, Any] = MappingProxyType({})
 KEPT = 3  # drafts and readings of a sequence that can still be named
 
 
@@ -49,6 +52,7 @@ class ReplicaView:
         stale: it may have other tokens than the sequence and is to be written anew; also where there is none yet.
         appending: operations under way that make it longer.
         kept: drafts and readings that the actor keeps, by the number of the call that made them.
+        networks: of its logits processors, as it has them.
     """
 
     sid: int
@@ -57,13 +61,19 @@ class ReplicaView:
     stale: bool = True
     appending: int = 0
     kept: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
+    networks: Any = None
 
-    def update(self, seq: Sequence) -> Update:
-        """What the replica lacks; it is taken for having it from now on."""
+    def update(self, seq: Sequence, number_of: Callable[[Any], int] = id) -> Update:
+        """What the replica lacks; it is taken for having it from now on.
+
+        Args:
+            seq: the sequence.
+            number_of: number of a network, which the actor has from then on.
+        """
         finish = FINISHES.index(seq.finish_reason)
-        if self.stale:
-            update = self._whole(seq, finish)
-            self.stale = False
+        if self.stale or (seq.networks is not self.networks and (seq.networks or self.networks)):
+            update = self._whole(seq, finish, {place: number_of(each) for place, each in seq.networks.items()})
+            self.stale, self.networks = False, seq.networks
         else:
             behind = len(seq) - self.length
             new = pack_tokens(seq.generated[-behind:]) if behind else ()
@@ -72,7 +82,7 @@ class ReplicaView:
         self.length, self.sampling = len(seq), seq.sampling
         return update
 
-    def _whole(self, seq: Sequence, finish: int) -> Update:
+    def _whole(self, seq: Sequence, finish: int, networks: dict[int, int]) -> Update:
         start = len(seq) - len(seq.generated)
         watches = seq.stop is not None and bool(seq.sampling.stop)
         whole = (
@@ -89,12 +99,13 @@ class ReplicaView:
             seq.constraint is not None,
             seq.renderings,
             seq.thinking,
+            networks,
         )
         return Update(self.sid, start, pack_tokens(seq.generated), finish, whole, False, seq.sampling)
 
     def twin(self, sid: int) -> ReplicaView:
         """Of a replica that was forked off this one just now."""
-        return ReplicaView(sid, self.length, self.sampling, self.stale or self.appending > 0)
+        return ReplicaView(sid, self.length, self.sampling, self.stale or self.appending > 0, networks=self.networks)
 
     def place_of(self, thing: Any) -> int | None:
         """Return twice the number of the call under which the actor keeps this very object, plus its place there.
@@ -174,10 +185,12 @@ class Replicas:
     Args:
         model: whose caches they have.
         tokenizer: makes the text that stop strings are found in.
+        constants: values by number, networks among them.
     """
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, constants: Mapping[int, Any] = NO_CONSTANTS) -> None:
         self._model = model
+        self._constants = constants
         self._tokenizer = tokenizer
         self._replicas: dict[int, Replica] = {}
 
@@ -223,6 +236,7 @@ class Replicas:
             held,
             rendered,
             thinking,
+            networks,
         ) = update.whole
         tokens = unpack_ids(prompt)
         if replica is None:
@@ -237,6 +251,7 @@ class Replicas:
         seq.companions.clear()
         seq.renderings = rendered
         seq.tokens[:] = tokens
+        seq.networks = {place: self._constants[number] for place, number in networks.items()}
         seq.chain = None  # what its processors know is of the tokens that it had
         seq.generated.clear()
         seq.output_counts.clear()

@@ -16,6 +16,7 @@ from cli import (
     train_judges,
     train_lengths,
     train_router,
+    train_sampling,
     train_stores,
 )
 from cli.artifact_output import keep
@@ -40,6 +41,7 @@ train_codecs.register(app)
 train_draft.register(app)
 train_stores.register(app)
 train_amateur.register(app)
+train_sampling.register(app)
 
 ModelName = Annotated[
     str,

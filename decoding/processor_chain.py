@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +24,10 @@ from decoding.sequence import Sequence
 from decoding.step_states import PastStates, StepStates
 from turnout.types import SamplingParams
 
+if TYPE_CHECKING:
+    from decoding.model import ModelPool
+
+NO_NETWORKS: Mapping[int, Any] = MappingProxyType({})
 # Of `SamplingParams`: all that a chain depends on.
 FIELDS = (
     *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -50,6 +55,7 @@ class Chain:
 
     Args:
         sampling: parameters of the request.
+        networks: of its own processors, by their places in `sampling.processors`.
 
     Attributes:
         sampling: the parameters, or others that ask for the same processors.
@@ -61,10 +67,10 @@ class Chain:
 
     __slots__ = ("_asked", "_reads", "after", "after_greedy", "before", "past", "sampling")
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    def __init__(self, sampling: SamplingParams, networks: Mapping[int, Any] = NO_NETWORKS) -> None:
         self.sampling, self._asked = sampling, _asked(sampling)
         links = [Link(part.stage, rank, part) for rank, part in _flat(sampling)]
-        links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling))]
+        links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling, networks))]
         links.sort(key=lambda link: link.place)
         self.before = tuple(link for link in links if link.stage < Stage.TEMPERATURE)
         self.after = tuple(link for link in links if link.stage >= Stage.TEMPERATURE)
@@ -89,13 +95,27 @@ class Chain:
         return fits
 
 
-def own_processors(sampling: SamplingParams) -> list[LogitsProcessor]:
+def own_processors(sampling: SamplingParams, networks: Mapping[int, Any] = NO_NETWORKS) -> list[LogitsProcessor]:
     """The processors that a request lists.
+
+    Args:
+        sampling: parameters of the request.
+        networks: that they ask, by their places in the list; a processor without its own leaves rows as they are.
 
     Raises:
         TurnoutError: NOT_FOUND or INVALID_ARGUMENT, naming the processor by its place in the list.
     """
-    return [choice.make(PACKAGE, f"processors.{place}") for place, choice in enumerate(sampling.processors)]
+    made = [choice.make(PACKAGE, f"processors.{place}") for place, choice in enumerate(sampling.processors)]
+    for place, network in networks.items():
+        if place < len(made):
+            made[place].use(network)
+    return made
+
+
+def open_networks(sampling: SamplingParams, models: ModelPool) -> dict[int, Any]:
+    """Open what the processors of a request ask: see `Sequence.networks` and `LogitsProcessor.network`."""
+    opened = ((place, part.network(models)) for place, part in enumerate(own_processors(sampling)))
+    return {place: network for place, network in opened if network is not None}
 
 
 def _asked(sampling: SamplingParams) -> tuple[Any, ...]:
@@ -128,7 +148,7 @@ def chain_of(seq: Sequence) -> Chain:
     """The sequence's chain; made once, and again where other processors are asked for since."""
     chain = seq.chain
     if chain is None or (chain.sampling is not seq.sampling and not chain.fits(seq.sampling)):
-        chain = seq.chain = Chain(seq.sampling)
+        chain = seq.chain = Chain(seq.sampling, seq.networks)
     return chain
 
 

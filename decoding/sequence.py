@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from decoding.drafter_state import learner_of
 from turnout.cost import Meter
@@ -58,6 +58,7 @@ class Sequence:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
         chain: its logits processors, made of `sampling` when a row is read; forks make their own.
+        networks: that its own logits processors ask, by their places in `sampling.processors`; set by the creator.
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         thinking: how its thinking is found; None: it is not. Set by the creator.
         generated: the answer's tokens, with provenance.
@@ -77,6 +78,7 @@ class Sequence:
         "lossy",
         "low_priority",
         "meter",
+        "networks",
         "num_prompt_tokens",
         "output_counts",
         "owner",
@@ -115,6 +117,7 @@ class Sequence:
         self.tenant = self.owner = tenant
         self.low_priority = low_priority
         self.chain: Chain | None = None
+        self.networks: Mapping[int, Any] = {}
         self.constraint: Constraint | None = None
         self.thinking: Thinking | None = None
         self.renderings: dict[str, tuple[int, ...]] = {}
@@ -233,6 +236,7 @@ class Sequence:
         )
         twin.owner = self.owner
         twin.renderings = self.renderings
+        twin.networks = self.networks
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

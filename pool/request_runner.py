@@ -15,6 +15,7 @@ from decoding.artifacts import Artifact
 from decoding.calibration import KIND as CALIBRATION
 from decoding.contrasted_model import contrasted
 from decoding.model import ModelPool, Request
+from decoding.processor_chain import open_networks
 from decoding.sequence import Sequence
 from decoding.thinking import ThinkingWalk
 from engine.tracing import spanned
@@ -71,7 +72,12 @@ def _request_of(prepared: PreparedRequest, answer: Answer, share: Share) -> Requ
 @asynccontextmanager
 async def _running(plan: ResolvedMethod, request: Request, models: ModelPool) -> AsyncIterator[AsyncIterator[Segment]]:
     """Yield the segments of a method that runs; then all that it used is free."""
-    with contrasted(request, _noting_artifacts(models, request), plan.params) as seen:
+    noting = _noting_artifacts(models, request)
+    if request.sequence.sampling.processors:
+        networks = open_networks(request.sequence.sampling, noting)
+        for sequence in {request.sequence, *request.answers}:
+            sequence.networks, sequence.chain = networks, None
+    with contrasted(request, noting, plan.params) as seen:
         async with aclosing(plan.method.run(request, seen, plan.params)) as segments:  # type: ignore[type-var]
             yield segments
 

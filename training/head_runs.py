@@ -68,6 +68,12 @@ class Target:
         checkpoint = load_checkpoint(folder, dtype, device.torch_device, engine.kernels, weights=settings.weights)
         return cls(EngineModel(ROLE, checkpoint, settings, engine, device), TextTokenizer(folder), folder)
 
+    @torch.no_grad()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Raw logits of states after the last norm, [n, width]: float32 [n, vocab], on the CPU."""
+        plan = self.model.batcher.runner.plan
+        return plan.logits(states.to(plan.device, plan.dtype)).to("cpu", torch.float32)
+
     async def close(self) -> None:
         """Give back what it holds."""
         await self.model.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -19,6 +19,9 @@ from decoding.parts import Part
 from decoding.read_spec import ReadSpec
 from decoding.row_context import RowContext
 from decoding.step_states import LAST, StepStates
+
+if TYPE_CHECKING:
+    from decoding.model import ModelPool
 
 PACKAGE = "decoding.processors"
 NEG_INF = float("-inf")
@@ -127,6 +130,17 @@ class LogitsProcessor(Part):
     def token_ids(cls, params: Any) -> Iterable[int]:
         """Ids that parameters of this class name; a request must not name any that the vocabulary lacks."""
         return ()
+
+    def network(self, models: ModelPool) -> torch.nn.Module | None:
+        """Open the network that it asks, before the first token; None: it asks none.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT, naming `where`: there is none, or it does not fit the models.
+        """
+        return None
+
+    def use(self, network: Any) -> None:
+        """Take the network that `network` opened; next to the model, wherever that is."""
 
     def reads(self, num_layers: int) -> ReadSpec:
         """What it needs of a row besides the logits, with its parameters.

@@ -33,14 +33,14 @@ class TopP(LogitsProcessor):
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """See `LogitsProcessor.apply`."""
         limits = [part.params.p for part in parts]
-        nucleus = _nucleus(logits, batch.tensor(limits))
+        kept = nucleus(logits, batch.tensor(limits))
         if max(limits) < 1.0:
-            return nucleus
-        return torch.where(batch.tensor([limit < 1.0 for limit in limits], torch.bool), nucleus, logits)
+            return kept
+        return torch.where(batch.tensor([limit < 1.0 for limit in limits], torch.bool), kept, logits)
 
 
-def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Rows, [rows, vocab], with tokens outside of their nuclei, top_p [rows, 1], excluded.
+def nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return rows, [rows, vocab], with tokens outside of their nuclei, top_p [rows, 1], excluded.
 
     Few are enough in most rows, so few are sorted at first. How many are depends on the batch, what is kept does not.
     """

@@ -15,6 +15,7 @@ import torch
 from actors.ray_start import start_ray
 from decoding.exit_heads import ExitHead
 from decoding.heads import MedusaHeads, RecurrentHead
+from decoding.sampling_heads import SamplingHeads
 from engine.loading import load_checkpoint
 from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool, close_in_process, open_in_process, open_local
@@ -42,6 +43,7 @@ def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eesd": (ExitHead(WIDTH, 4, 2, 8, inner=24), {"exit_layer": EXIT}),
         "kangaroo": (ExitHead(WIDTH, 4, 2, 8), {"exit_layer": EXIT}),
         "medusa": (MedusaHeads(WIDTH, heads=3), {"accuracies": [[0.5, 0.3, 0.2]] * 3}),
+        "autodeco": (SamplingHeads(WIDTH, 16), {}),
         "redrafter": (RecurrentHead(WIDTH, BYTE_VOCAB), {}),
     }
     for kind, (head, settings) in heads.items():

@@ -16,14 +16,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FOCUS = {"name": "dynamic_focus", "sigma": 0.05, "mask": 0.02}
 VECTOR = {"name": "fsd_vector", "k": 20}
+AUTODECO = {"name": "autodeco"}
 MIROSTAT = {"name": "mirostat", "tau": 2.0, "eta": 0.3}
 SWITCH = {"window": 2, "min_stay": 3, "threshold": 2.0}
 
 
 async def test_answers_are_the_same_there(remote: RemotePool, local: LocalPool) -> None:
     asked: list[tuple[Any, str, dict[str, Any]]] = [
-        *((each, "plain", {}) for each in (FOCUS, VECTOR, MIROSTAT)),
-        *((each, "speculative", {"length": "fixed"}) for each in (FOCUS, VECTOR)),
+        *((each, "plain", {}) for each in (FOCUS, VECTOR, AUTODECO, MIROSTAT)),
+        *((each, "speculative", {"length": "fixed"}) for each in (FOCUS, VECTOR, AUTODECO)),
         (MIROSTAT, "entropy_adaptive", SWITCH),  # two actors write one answer: each gets the other's surprises
         ({"name": "top_k", "k": 50}, "plain", {}),
     ]

@@ -16,10 +16,11 @@ COMMANDS = [
 SUBCOMMANDS = [
     "config check", "config schema", "bench speculation", "route explain", "route show", "train outcomes",
     "train router", "train judge", "train reward_model", "train enough", "train disco", "train specdecpp",
-    "train medusa", "train redrafter", "train kangaroo", "train eesd", "train kv-codecs", "cache stats", "cache flush",
-    "cache pin", "cache register-public", "experiment run", "experiment resume", "experiment list", "experiment show",
-    "experiment rm", "experiment compare", "experiment live", "experiment tune", "tenants add", "tenants list",
-    "tenants show", "tenants set", "tenants rotate", "tenants revoke", "tenants remove", "tenants usage", "models pull",
+    "train medusa", "train redrafter", "train kangaroo", "train eesd", "train kv-codecs", "train autodeco",
+    "cache stats", "cache flush", "cache pin", "cache register-public", "experiment run", "experiment resume",
+    "experiment list", "experiment show", "experiment rm", "experiment compare", "experiment live", "experiment tune",
+    "tenants add", "tenants list", "tenants show", "tenants set", "tenants rotate", "tenants revoke",
+    "tenants remove", "tenants usage", "models pull",
 ]  # fmt: skip
 
 

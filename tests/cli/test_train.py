@@ -128,3 +128,24 @@ def test_refusals_are_one_line(run: Any, tmp_path: Path, monkeypatch: Any, argum
     assert (result.code, result.out) == (1, "")
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+def test_heads_of_autodeco_are_trained_saved_and_used(run: Any, config: Path) -> None:
+    folder = config.parent
+    out, texts = folder / "heads" / "autodeco.safetensors", folder / "texts.jsonl"
+    lines = [json.dumps({"prompt": f"question {i}", "answer": f"{i} it is"}) for i in range(16)]
+    texts.write_text("\n".join(lines), encoding="utf-8")
+    asked = ("--config", str(config), "--texts", str(texts), "--count", "16", "--steps", "4", "--inner", "8")
+    result = run("train", "autodeco", "--out", str(out), *asked, "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert 0.0 < report["heldout"]["mean_temperature"] < 2.0
+    assert Artifact.load(out).kind == "autodeco"
+    local = ("--local", "--config", str(config), "--method", "plain", "--max-tokens", "8", "--temperature", "1")
+    answered = run("generate", "ask", *local, "--processor", "autodeco", "--json")
+    assert answered.code == 0, answered.err
+    assert "artifact autodeco, version " in answered.out
+    texts.write_text("no json\n" * 16, encoding="utf-8")
+    refused = run("train", "autodeco", "--out", str(out), *asked)
+    assert refused.code != 0
+    assert "line 1 of 'texts.jsonl' must be" in refused.err

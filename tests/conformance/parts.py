@@ -14,6 +14,7 @@ from decoding.contrast.base import PACKAGE as CONTRASTS
 from decoding.drafters.base import PACKAGE as DRAFTERS
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.parts import Example, ModelShape
+from decoding.processors.base import PACKAGE as PROCESSORS
 from decoding.selectors.base import PACKAGE as SELECTORS
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from turnout.registry import load, names
@@ -31,6 +32,7 @@ def parts(package: str) -> dict[str, Any]:
 ALL_AGGREGATORS = parts(AGGREGATORS)
 ALL_DRAFTERS = parts(DRAFTERS)
 ALL_LENGTHS = parts(LENGTHS)
+ALL_PROCESSORS = parts(PROCESSORS)
 ALL_SELECTORS = parts(SELECTORS)
 ALL_VERIFIERS = parts(VERIFIERS)
 LOSSLESS = {name: part for name, part in ALL_VERIFIERS.items() if part.lossless}
@@ -63,7 +65,8 @@ def drafter_choice(name: str) -> dict[str, Any]:
 
 def make_artifacts(folder: Path, digests: dict[str, str]) -> None:
     """Random heads for models with these digests, by role: of every component that needs one."""
-    examples = {example.kind: example for example in map(example_of, EVERY.values()) if example.head is not None}
+    every = (*EVERY.values(), *ALL_PROCESSORS.values())
+    examples = {example.kind: example for example in map(example_of, every) if example.head is not None}
     for kind, example in examples.items():
         assert example.head is not None
         torch.manual_seed(3)

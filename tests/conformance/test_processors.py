@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,27 +11,39 @@ import torch
 
 from decoding import logits as logits_module
 from decoding.model import ModelPool, Request
-from decoding.processor_chain import chain_of, reads_of
-from decoding.processors.base import PACKAGE, LogitsProcessor, Stage
+from decoding.processor_chain import chain_of, open_networks, reads_of
+from decoding.processors.base import LogitsProcessor, Stage
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from decoding.step_states import LAST, StepStates
-from tests.conformance.parts import LAYERS, VOCAB, WIDTH, drafter_choice
+from tests.conformance.parts import ALL_PROCESSORS, LAYERS, SHAPE, VOCAB, WIDTH, drafter_choice
 from tests.conformance.test_identity import pool as pool
 from tests.conformance.test_identity import prompts
 from tests.conformance.test_structures import LONGEST, STRUCTURE, assert_fits
 from tests.constrained import END, char_compiler
 from turnout.part_choice import PartChoice
-from turnout.registry import get_method, load, names
+from turnout.registry import get_method
 from turnout.types import SamplingParams, Token
 
-PROCESSORS: dict[str, type[LogitsProcessor]] = {name: load(PACKAGE, name, "part").PART for name in names(PACKAGE)}
+PROCESSORS: dict[str, type[LogitsProcessor]] = ALL_PROCESSORS
 # With which each has something to do; {}: its defaults are such.
 ACTIVE: dict[str, dict[str, Any]] = {name: dict(part.Params.example) for name, part in PROCESSORS.items()}  # fmt: skip
 # Trees, and layers of the large model that run before the others.
 STATE_DRAFTERS = ("model_tree", "swift", "del")
 ROWS = 12
 MODEL = "of these tests"
+
+
+@cache
+def networks_of(name: str) -> dict[int, torch.nn.Module]:
+    """What a processor asks, untrained."""
+    network: Any = PROCESSORS[name].example(SHAPE).head
+    if network is None:
+        return {}
+    for each in network.parameters():
+        torch.nn.init.normal_(each, std=0.4, generator=torch.Generator().manual_seed(each.numel()))
+    network.model = MODEL
+    return {0: network}
 
 
 def rows_of(name: str, params: dict[str, Any], greedy: bool = False) -> list[RowContext]:
@@ -43,6 +56,7 @@ def rows_of(name: str, params: dict[str, Any], greedy: bool = False) -> list[Row
         sampling = SamplingParams(max_tokens=99, temperature=0.0 if greedy else 1.0, processors=(choice,))
         seq = Sequence(words[:6], sampling, seed=place)
         path = tuple(words[-3:]) if place % 3 == 0 else ()
+        seq.networks = networks_of(name)
         for token in words[6 : len(words) - len(path)]:
             seq.append(Token(token, "m"))
         made.append(RowContext(seq, path))
@@ -176,6 +190,7 @@ async def answered(
     async def one(place: int) -> Sequence:
         info = get_method(method)
         seq = Sequence(prompts(place + 1)[place], SamplingParams(max_tokens=LONGEST, **sampling), place, (END,))
+        seq.networks = open_networks(seq.sampling, pool)
         if structured:
             seq.constraint = char_compiler().compile(STRUCTURE)
         async for _ in info.run(Request(f"r{place}", seq), pool, info.parse(params)):
