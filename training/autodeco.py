@@ -197,7 +197,7 @@ def loss_of(
 
 @torch.no_grad()
 def measure(heads: SamplingHeads, logits_of: Logits, places: Places, steepness: float) -> dict[str, float]:
-    """Losses of the heads at places, beside those of temperature 1 with all tokens; and what the heads say."""
+    """Losses of the heads at places, compared with those of temperature 1 with all tokens; and what the heads say."""
     total: dict[str, float] = {}
     for start in range(0, len(places), MEASURED_AT_ONCE):
         states, tokens = (part[start : start + MEASURED_AT_ONCE] for part in (places.states, places.tokens))

@@ -35,6 +35,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("sentence_lead", {"lead_tokens": 2}, False),
     ("cascade", {"threshold": -1.0}, False),
     ("best_of", {"k": 2, "rerank": "logprob"}, False),
+    ("global_sampling", {"k": 2}, False),
 ]
 RESUMABLE = [(name, params) for name, params, resumable in METHODS if resumable]
 MADE_AGAIN = [(name, params) for name, params, resumable in METHODS if not resumable]
