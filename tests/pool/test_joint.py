@@ -140,7 +140,7 @@ async def test_what_was_thrown_away_is_counted(pool: LocalPool) -> None:
     assert meter.discarded_tokens >= 2  # the others had begun
 
 
-@pytest.mark.parametrize("method", ["plain", "in_turn"])
+@pytest.mark.parametrize("method", ["plain", "in_turn", "speculative"])
 @pytest.mark.parametrize("length", [37, 40, 41])
 async def test_the_prompt_is_computed_once_for_all_answers(pool: LocalPool, method: str, length: int) -> None:
     """But for the tokens after its last full block, of which the last one is fed for each answer in any case."""
