@@ -57,6 +57,8 @@ class Busy:
 
     sequences: int
     cached_tokens: int
+    capacity: int = 0  # tokens that all caches together may hold; 0: unknown
+    block_size: int = 1  # tokens by which a cache grows
 
 
 class Model(ABC):

@@ -242,7 +242,7 @@ class EngineModel(PoolMember):
     def busy(self) -> Busy:
         """See `decoding.model.Model.busy`."""
         tables = self.batcher.tables.values()
-        return Busy(len(tables), sum(map(len, tables)))
+        return Busy(len(tables), sum(map(len, tables)), self.pool.num_slots, self.block_size)
 
     def reading_seconds(self) -> float:
         """See `decoding.speculation.RunsHere.reading_seconds`."""
