@@ -19,7 +19,7 @@ def parts(
     name: Annotated[str | None, typer.Argument(help="Show this part's parameters with their bounds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, parameter schemas included.")] = False,
 ) -> None:
-    """List the parts of `speculative` (drafters to selectors), `step_speculation` (scorers), `monitored` (monitors)."""
+    """List parts: of `speculative` (drafters to selectors), `step_speculation` (scorers), `search`, `monitored`, ..."""
     from turnout.errors import not_found
     from turnout.registry import load, names, slots
 

@@ -24,6 +24,7 @@ from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
 from tests.actors.hosts import RemotePool
 from tests.actors.test_remote_protocol import posted
+from tests.engine.harness import answer, call_of
 from turnout.types import SamplingParams
 
 # One loop for all: the models' locks belong to it.
@@ -223,3 +224,12 @@ async def test_twins_of_many_share_a_post(remote: RemotePool) -> None:
     assert twins[0].tokens == twins[1].tokens == seq.tokens
     for each in (seq, *twins):
         model.release(each)
+
+
+async def test_a_search_finds_there_what_it_finds_here(remote: RemotePool, local: LocalPool) -> None:
+    """Hypotheses fork, are read and are released there; log-probabilities of the processed law travel."""
+    phrases = {"search": {"name": "constrained", "phrases": [[66, 67]]}}
+    for params in ({"width": 3}, phrases):
+        call = call_of([7 * i % 250 for i in range(1, 21)], "search", params, n=2, max_tokens=6, logit_bias={65: 2.0})
+        assert (await answer(remote, call)).texts == (await answer(local, call)).texts
+    assert remote.stats().sequences == 0

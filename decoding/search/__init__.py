@@ -1,0 +1,1 @@
+"""Searches: which continuations of a prompt are followed, and which are its answers (`search`). One file each."""

@@ -1,0 +1,153 @@
+"""A lattice of hypotheses: an acyclic graph of tokens in which every way from the start to an end is an answer."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from decoding.search.base import Hypothesis
+
+
+class Lattice:
+    """Graph of hypotheses, of which some are merged: a node stands for all that were merged into it.
+
+    Args:
+        start: hypothesis of the empty answer.
+
+    Attributes:
+        before: of each node, the nodes before it, with the log-probability of its token after them, nats.
+        after: of each node, the nodes after it.
+        ends: nodes at which answers end.
+    """
+
+    def __init__(self, start: Hypothesis) -> None:
+        self.start = start
+        self.before: dict[Hypothesis, dict[Hypothesis, float]] = {start: {}}
+        self.after: dict[Hypothesis, dict[Hypothesis, None]] = {start: {}}
+        self.ends: dict[Hypothesis, None] = {}
+        self._merged: dict[Hypothesis, Hypothesis] = {}
+
+    def node(self, each: Hypothesis) -> Hypothesis:
+        """Return the node that stands for a hypothesis of the graph."""
+        while each in self._merged:
+            each = self._merged[each]
+        return each
+
+    def is_merged(self, each: Hypothesis) -> bool:
+        """Return whether another node stands for it."""
+        return each in self._merged
+
+    def follows(self, each: Hypothesis, token: int) -> bool:
+        """Return whether a token follows a node."""
+        return any(after.token == token for after in self.after[each])
+
+    def add(self, each: Hypothesis) -> None:
+        """Add a hypothesis after its parent."""
+        assert each.parent is not None
+        self.before[each], self.after[each] = {}, {}
+        self.connect(self.node(each.parent), each, each.logp - each.parent.logp)
+        if each.ended:
+            self.ends[each] = None
+
+    def connect(self, one: Hypothesis, other: Hypothesis, logprob: float) -> None:
+        """Let a node follow another one, where it does not yet."""
+        self.before[other].setdefault(one, logprob)
+        self.after[one][other] = None
+
+    def reaches(self, one: Hypothesis, other: Hypothesis) -> bool:
+        """Return whether a way leads from one node to another, or they are the same."""
+        seen, left = {one}, [one]
+        while left:
+            here = left.pop()
+            if here is other:
+                return True
+            new = [each for each in self.after[here] if each not in seen]
+            seen.update(new)
+            left += new
+        return False
+
+    def can_merge(self, one: Hypothesis, other: Hypothesis) -> bool:
+        """Return whether two nodes hold the same token, and merging them makes no circle."""
+        if one is other or self.start in (one, other) or one.token != other.token or one.ended != other.ended:
+            return False
+        return not self.reaches(one, other) and not self.reaches(other, one)
+
+    def merge(self, one: Hypothesis, into: Hypothesis) -> None:
+        """Let a node stand for another one as well; it takes over the ways to it and from it.
+
+        What follows both with the same token is merged in turn, so that no answer is spelled twice.
+        """
+        for each, logprob in self.before.pop(one).items():
+            del self.after[each][one]
+            self.connect(each, into, logprob)
+        following = self.after.pop(one)
+        known = {each.token: each for each in self.after[into]}
+        for each in following:
+            self.connect(into, each, self.before[each].pop(one))
+        if one in self.ends:
+            del self.ends[one]
+            self.ends[into] = None
+        self._merged[one] = into
+        for each in following:
+            twin = known.get(each.token)
+            if twin is not None and twin in self.before and each in self.before and self.can_merge(each, twin):
+                self.merge(each, twin)
+
+    def in_order(self) -> list[Hypothesis]:
+        """Return all nodes, each after those before it."""
+        waiting = {each: len(before) for each, before in self.before.items()}
+        found, ready = [], [self.start]
+        while ready:
+            here = ready.pop()
+            found.append(here)
+            for each in self.after[here]:
+                waiting[each] -= 1
+                if not waiting[each]:
+                    ready.append(each)
+        return found
+
+    def num_paths(self) -> int:
+        """Return the number of ways from the start to an end."""
+        ways = {self.start: 1}
+        for each in self.in_order()[1:]:
+            ways[each] = sum(ways[before] for before in self.before[each])
+        return sum(ways[each] for each in self.ends)
+
+    def paths(self) -> Iterator[tuple[float, list[Hypothesis]]]:
+        """Yield the ways from the start to an end with their log-probabilities, the likeliest first."""
+        rest: dict[Hypothesis, float] = {}
+        for each in reversed(self.in_order()):
+            ways = [self.before[after][each] + rest[after] for after in self.after[each] if after in rest]
+            if each in self.ends:
+                rest[each] = 0.0
+            elif ways:
+                rest[each] = max(ways)
+        order, heap = count(), list[tuple[float, int, float, list[Hypothesis]]]()
+        if self.start in rest:
+            heap.append((-rest[self.start], next(order), 0.0, [self.start]))
+        while heap:
+            _, _, logp, path = heapq.heappop(heap)
+            if path[-1] in self.ends:
+                yield logp, path[1:]
+                continue
+            for after in self.after[path[-1]]:
+                if after in rest:
+                    longer = logp + self.before[after][path[-1]]
+                    heapq.heappush(heap, (-longer - rest[after], next(order), longer, [*path, after]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return nodes (their tokens, the start left out: it is -1), edges by places of nodes, and the ends."""
+        nodes = self.in_order()
+        place = {each: index for index, each in enumerate(nodes)}
+        return {
+            "tokens": [each.token for each in nodes],
+            "edges": [
+                [place[before], place[each], round(logprob, 6)]
+                for each in nodes
+                for before, logprob in self.before[each].items()
+            ],
+            "ends": sorted(place[each] for each in self.ends),
+            "paths": self.num_paths(),
+        }
