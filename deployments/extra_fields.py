@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import Field
 
+from deployments.beam_fields import BeamFields
 from deployments.request_fields import MAX_REQUEST_ID_LENGTH, MAX_SALT_LENGTH, BodyPart
 from turnout.errors import invalid
 
@@ -26,19 +27,15 @@ class Unsupported:
 
 
 NOT_IN_STREAMS = "is not available in a stream"
-BEAMS = "beam search is not supported"
 IMAGES = "only texts are supported"
 UNSUPPORTED = {
     "audio": Unsupported(IMAGES),
-    "best_of": Unsupported("use `n`, or the decoding method `best_of`", (1,)),
     "chat_template": Unsupported("the model's own is used; `chat_template_kwargs` are its variables"),
     "custom_logit_processor": Unsupported("code of requests is not run"),
     "documents": Unsupported("put them into a message", ([],)),
-    "early_stopping": Unsupported(BEAMS, (False,)),
     "function_call": Unsupported("use `tool_choice`", ("none", "auto")),
     "functions": Unsupported("use `tools`", ([],)),
     "kv_transfer_params": Unsupported("the server moves caches by itself", ({},)),
-    "length_penalty": Unsupported(BEAMS, (1,)),
     "logits_processors": Unsupported("code of requests is not run", ([],)),
     "lora_path": Unsupported("adapters are not supported"),
     "media_io_kwargs": Unsupported(IMAGES, ({},)),
@@ -47,7 +44,6 @@ UNSUPPORTED = {
     "prompt_embeds": Unsupported("give a text or token ids"),
     "session_id": Unsupported("use `decoding.session`"),
     "suffix": Unsupported("models here only continue a text", ("",)),
-    "use_beam_search": Unsupported(BEAMS, (False,)),
     "vllm_xargs": Unsupported("use `decoding`", ({},)),
 }
 
@@ -121,7 +117,7 @@ class PromptFields(BodyPart):
     ] = None
 
 
-class ExtraFields(CallFields, PromptFields):
+class ExtraFields(CallFields, PromptFields, BeamFields):
     """Fields of vLLM and SGLang in the bodies of both endpoints."""
 
     request_id: Annotated[

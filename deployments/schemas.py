@@ -360,6 +360,7 @@ def _job(
     except TurnoutError as error:
         raise respell(error, names) from None
     structure, names["structure"] = structure_asked(body)
+    decoding = body.with_beams(body.decoding, sampling.n, names)
     own = {"token_details": body.decoding.tokens, "processors": tuple(body.decoding.processors)}
     sampling = sampling.model_copy(update={**own, "structure": structure})
     calls = tuple(
@@ -369,8 +370,8 @@ def _job(
             sampling=sampling,
             prompt=prompt,
             messages=messages,
-            method=body.decoding.method,
-            params=body.decoding.params,
+            method=decoding.method,
+            params=decoding.params,
             deadline_s=body.deadline_s,
             session=session,
             explain=body.decoding.explain,

@@ -175,7 +175,7 @@ FIELDS = [
     chat("structured_outputs", is_one_of("yes", "no"), structured_outputs={"choice": ["yes", "no"]}),
     chat("return_tokens_as_token_ids", ids_for_names, logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True),
     chat("continuous_usage_stats", both(counted, same_as("chat: one turn")), **COUNTED),
-    chat("beams", refused("BadRequestError", 400, "use_beam_search"), use_beam_search=True),
+    chat("beams", refused("BadRequestError", 400, "best_of"), best_of=2),
     chat("functions", refused("BadRequestError", 400, "functions"), functions=[{"name": "f"}]),
     chat("speech", refused("BadRequestError", 400, "modalities"), modalities=["text", "audio"]),
 ]  # fmt: skip
