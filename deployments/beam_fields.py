@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
-from decoding.search._beams import EarlyStopping
-from decoding.search.base import MOST_WIDTH
 from deployments.decoding_body import Decoding
 from deployments.request_fields import BodyPart
 from turnout.errors import invalid
+from turnout.types import MOST_WIDTH, EarlyStopping
 
 METHOD = "search"
 NEEDS = "needs use_beam_search: true"

@@ -17,6 +17,8 @@ BlockHash = NewType("BlockHash", bytes)
 
 MAX_SEED = 2**63 - 1
 MOST_PROCESSORS = 16  # of a request
+MOST_WIDTH = 128  # hypotheses that a search follows at once
+EarlyStopping = Literal[False, True, "never"]  # of a beam search; see `decoding.search._beams.BeamParams`
 MOST_TOKENS = 1_000_000  # of an answer, whatever its context
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from decoding.model import Model, ModelPool, Request
-from decoding.search.base import MOST_WIDTH, PACKAGE, Hypothesis, Search, SearchTask
+from decoding.search.base import PACKAGE, Hypothesis, Search, SearchTask
 from decoding.search_kernel import SearchKernel, check_room, count_discarded
 from turnout.errors import invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, ModelRole, method
-from turnout.types import Segment, Token
+from turnout.types import MOST_WIDTH, Segment, Token
 
 FIELD = "method.params"
 WIDTH = 4  # where the request says nothing

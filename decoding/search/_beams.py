@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
 from decoding.search.base import Hypothesis, SearchTask, ordered
 from turnout.registry import MethodParams
-
-EarlyStopping = Literal[False, True, "never"]
+from turnout.types import EarlyStopping
 
 
 class BeamParams(MethodParams):

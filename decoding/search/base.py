@@ -19,7 +19,6 @@ from decoding.sequence import Sequence
 from turnout.types import Token
 
 PACKAGE = "decoding.search"
-MOST_WIDTH = 128
 
 
 @dataclass(slots=True, eq=False)

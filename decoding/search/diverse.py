@@ -9,8 +9,9 @@ from pydantic import Field, FiniteFloat
 
 from decoding.model import ModelPool
 from decoding.search._beams import Beam, BeamParams
-from decoding.search.base import MOST_WIDTH, Hypothesis, Search, SearchTask, Selection, ordered
+from decoding.search.base import Hypothesis, Search, SearchTask, Selection, ordered
 from turnout.errors import invalid
+from turnout.types import MOST_WIDTH
 
 
 class DiverseParams(BeamParams):
