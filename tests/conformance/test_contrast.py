@@ -218,4 +218,4 @@ async def test_drafts_change_nothing(pool: ModelPool, name: str) -> None:
 
 
 def test_methods_that_read_contrasts() -> None:
-    assert {each.name for each in all_methods() if each.contrasts} == {"plain", "search", "speculative"}
+    assert {each.name for each in all_methods() if each.contrasts} == {"cntp", "plain", "search", "speculative"}

@@ -39,7 +39,7 @@ def asked(contrast: Any, context: str = "", method: str = "plain", prompt: Any =
         (asked("cadd", CONTEXT), "contrast", "cad"),
         (asked({"name": "cad", "alpha": -1}, CONTEXT), "contrast.alpha", "greater than or equal to 0"),
         (asked("cad"), "context", "needs it"),
-        (asked("cad", CONTEXT, "random_switch"), "contrast", "'random_switch' does not read it; allowed: plain, spec"),
+        (asked("cad", CONTEXT, "random_switch"), "contrast", "'random_switch' does not read it; allowed: cntp, "),
         (
             asked({"name": "contrastive", "amateur": "child"}),
             "contrast.amateur",
