@@ -62,7 +62,7 @@ class Beam:
         return [*self.open, *ended]
 
     def take(self, following: list[Hypothesis], ended: list[Hypothesis]) -> tuple[list[Hypothesis], list[Hypothesis]]:
-        """Take chosen continuations, those that go on ordered; return what goes on, and the best that have ended."""
+        """Take chosen continuations, those that go on ordered; return the open ones and the best that have ended."""
         for each in ended:
             each.score = self.normalised(each.score, each.length)
         self.open, self.done = following, ordered([*self.done, *ended])[: self._width]
@@ -74,7 +74,7 @@ class Beam:
 
     @property
     def finished(self) -> bool:
-        """True if nothing goes on, or it cannot improve the answers, as `early_stopping` understands that."""
+        """True if none is open, or it cannot improve the answers, as `early_stopping` understands that."""
         if not self.open:
             return True
         if len(self.done) < self._width:

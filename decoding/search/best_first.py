@@ -1,4 +1,4 @@
-"""Best-first beam search: the answers of a beam, from fewer reads, as the best hypothesis of all goes on first."""
+"""Best-first beam search: the answers of a beam, from fewer reads, as the best hypothesis of all continues first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BestFirstParams(MethodParams):
 class BestFirstSearch(Search):
     """Beam search in another order, by paper #110 (Best-First Beam Search, Meister et al. 2020).
 
-    Of all hypotheses the one with the best score goes on, at most `width` of each length. An answer that has ended
+    Of all hypotheses the one with the best score continues, at most `width` of each length. An answer that has ended
     keeps its place at every greater length, so that what comes up at the greatest length is what a beam would hold that
     keeps answers among its hypotheses. No token raises a score, so nothing better follows.
     """

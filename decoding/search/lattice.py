@@ -20,7 +20,7 @@ class LatticeParams(MethodParams):
     """Parameters."""
 
     branches: Annotated[
-        int, Field(ge=1, le=64, description="likeliest tokens after a hypothesis: one goes on, the others wait")
+        int, Field(ge=1, le=64, description="likeliest tokens after a hypothesis: one is followed, the others wait")
     ] = 5
     suffix: Annotated[
         int, Field(ge=1, le=64, description="hypotheses that end with that many equal tokens are merged")
