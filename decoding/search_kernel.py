@@ -173,7 +173,7 @@ def check_room(model: Model, prompt: Sequence, width: int, field: str) -> None:
         return
     block = busy.block_size
     own = -(-prompt.num_remaining // block) + 1  # the block in which the prompt ends is copied
-    room = busy.capacity // block - len(prompt) // block
+    room = busy.capacity // block - -(-len(prompt) // block)
     if width * own > room:
         fitting = f"at most {max(room // own, 0)} of up to {prompt.num_remaining} tokens fit the memory of {model.name}"
         raise out_of_range(field, f"{width} hypotheses; {fitting}; or lower max_tokens")

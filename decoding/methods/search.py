@@ -77,6 +77,8 @@ async def search(request: Request, models: ModelPool, params: SearchParams) -> A
     count_discarded(prompt, model, kernel.written, shown)
     if (report := part.report()) is not None:
         request.extra[part.name] = report
+        counts = [f"{name} {value}" for name, value in report.items() if not isinstance(value, list)]
+        request.notes.append(f"{part.name}: {', '.join(counts)}")
     for index, each in enumerate(shown):
         yield Segment(answers[index].extend(_tokens(each, model), models.sizes), "finish", index)
 

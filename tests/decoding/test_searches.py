@@ -136,6 +136,7 @@ async def test_branch_and_bound_finds_the_best_of_all_answers(seed: int, regular
 async def test_an_exact_search_that_gives_up_says_so_and_one_too_large_is_refused() -> None:
     _, _, request = await answers(model(1), {"name": "exact", "calls": 5}, width=1, max_tokens=5)
     assert request.extra["exact"] == {"calls": 5, "complete": False}
+    assert request.notes == ["exact: calls 5, complete False"]
     with pytest.raises(TurnoutError, match="at most 174762 for an exact search with 6"):
         await answers(model(1), "exact", width=1, max_tokens=200_000)
 

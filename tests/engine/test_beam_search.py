@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from decoding.fakes import ListText
 from decoding.model import ModelPool, Request
 from decoding.sequence import Sequence
 from engine.model import EngineModel
-from tests.engine.harness import Reference, random_prompts, twins
+from tests.engine.harness import Reference, engine_model, random_prompts, twins
 from training.random_models import llama_config
+from turnout.errors import TurnoutError
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 
@@ -116,3 +118,17 @@ async def test_the_prompt_is_computed_once_and_blocks_are_shared(models: Any) ->
     assert (meter.prompt_tokens, meter.decode_tokens, meter.catchup_tokens) == (33, 5 * (TOKENS - 1), 0)
     model.release(seq)
     model.pool.check_integrity()
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_with_no_more_memory_than_a_width_needs_the_answers_are_the_same(models: Any, at_once: int) -> None:
+    """3 blocks of the prompt, and 4 for each hypothesis; of several requests, some wait or are computed again."""
+    _, reference = models
+    model = engine_model(deepcopy(reference.model), num_blocks=3 + 4 * 5, block_size=4, token_budget=64)
+    prompts = [list(range(start, start + 9)) for start in range(20, 20 + at_once)]
+    found = await asyncio.gather(*(run(model, prompt, "search", 2, ENDS, **beam(5)) for prompt in prompts))
+    assert found == [expected(reference, prompt, 2, 5, ENDS) for prompt in prompts]
+    model.pool.check_integrity()
+    with pytest.raises(TurnoutError, match="at most 5 of up to 9 tokens fit"):
+        await run(model, prompts[0], "search", 1, ENDS, **beam(6))
+    assert model.stats().sequences == 0
