@@ -12,6 +12,7 @@ from cli import (
     train_amateur,
     train_answers,
     train_codecs,
+    train_doubt,
     train_draft,
     train_judges,
     train_lengths,
@@ -37,6 +38,7 @@ train_lengths.register(app)
 train_router.register(app)
 train_judges.register(app)
 train_answers.register(app)
+train_doubt.register(app)
 train_codecs.register(app)
 train_draft.register(app)
 train_stores.register(app)

@@ -29,12 +29,13 @@ from turnout.errors import not_found
 
 if TYPE_CHECKING:
     from pool.local_pool import LocalPool
+    from training.continuations import Made
     from training.data.problem import Problem
     from training.entropy_gate import Calibrated
     from training.length_data import Source
     from training.length_predictors import Advance, Trained
 
-    Work = Callable[[LocalPool, Source, list[Problem], Advance], Awaitable[Trained | Calibrated]]
+    Work = Callable[[LocalPool, Source, list[Problem], Advance], Awaitable[Trained | Calibrated | Made]]
 
 
 Prompts = Annotated[Path | None, typer.Option(help="Text file, a question a line; absent: arithmetic problems.")]
@@ -76,7 +77,7 @@ def judge(
 
         return train_state_head(loaded.model_pool, source, recipe, mine, out.with_suffix(".run"), advance)
 
-    _run(work, (config, pool), out, (prompts, count, temperature, max_tokens, seed), as_json)
+    train_on_questions(work, (config, pool), out, (prompts, count, temperature, max_tokens, seed), as_json)
 
 
 def reward_model(
@@ -105,7 +106,7 @@ def reward_model(
 
         return train_state_head(loaded.model_pool, source, recipe, mine, out.with_suffix(".run"), advance)
 
-    _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
+    train_on_questions(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 
 
 def enough(
@@ -142,10 +143,10 @@ def enough(
             loaded.model_pool, source, is_right, top, rounds, keep_harmful=keep_harmful, advance=advance
         )
 
-    _run(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
+    train_on_questions(work, (config, pool), out, (None, count, temperature, max_tokens, seed), as_json)
 
 
-def _run(
+def train_on_questions(
     work: Work,
     chosen: tuple[Path | None, str | None],
     out: Path,
@@ -159,7 +160,7 @@ def _run(
     if name not in settings.pools:
         raise not_found("pool", name, list(settings.pools))
 
-    async def loaded() -> Trained | Calibrated:
+    async def loaded() -> Trained | Calibrated | Made:
         from pool.local_pool import LocalPool
 
         pool = LocalPool.load(name, settings)

@@ -309,7 +309,8 @@ def _opened(models: ModelPool, name: str, where: str) -> KnobCalibration:
 def _check_fixed(found: KnobCalibration, params: CalibratedParams, field: str) -> None:
     """Refuse parameters that differ from those calibrated with; unset ones are taken from the calibration."""
     asked: dict[str, Any] = params.model_dump(mode="json", include=params.model_fields_set)
-    for key, value in found.fixed.items():
+    defaults = {name: type(params).model_fields[name].default for name in params.knob.fixed}
+    for key, value in {**defaults, **found.fixed}.items():  # older calibrations do not name newer parameters
         if key in asked and asked[key] != value:
             raise invalid(
                 f"{field}.{key}", f"is {asked[key]}, but calibration {params.calibration!r} was made with {value}"

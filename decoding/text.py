@@ -9,6 +9,9 @@ from typing import Protocol, runtime_checkable
 from decoding.model import ModelPool, TokenText
 from turnout.errors import invalid
 
+YES = ("yes", " yes", "Yes", " Yes")
+NO = ("no", " no", "No", " No")
+
 
 @runtime_checkable
 class TextCodec(TokenText, Protocol):
@@ -46,6 +49,22 @@ def continue_with(codec: TextCodec, text: str, parse_special: bool = True) -> tu
 def continuation_ids(codec: TextCodec, text: str) -> tuple[int, ...]:
     """Token ids of a text that is used again and again; see `continue_with`. Kept per tokenizer and text."""
     return continue_with(codec, text)
+
+
+def yes_and_no(codec: TextCodec, where: str) -> tuple[list[int], list[int]]:
+    """Return the first tokens of yes, then of no, in any spelling; those that begin both are left out.
+
+    Args:
+        codec: the tokenizer.
+        where: name of the field that needs them.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: their first tokens are the same.
+    """
+    yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
+    if not (yes - no and no - yes):
+        raise invalid(where, "needs a tokenizer in which yes and no begin differently")
+    return sorted(yes - no), sorted(no - yes)
 
 
 @lru_cache(maxsize=8)

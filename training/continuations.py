@@ -39,7 +39,7 @@ class Passage:
 
     Attributes:
         prefix: what is continued.
-        continuation: how the text goes on.
+        continuation: how the text continues.
         elsewhere: another part of the same text.
     """
 
@@ -127,14 +127,14 @@ async def train_rank_gen(
 
     losses = _fit(head, loss, count, epochs, schedule, advance)
     with torch.inference_mode():
-        report = {"losses": losses, "heldout": _told_apart(scores(torch.arange(count, len(passages))))}
+        report = {"losses": losses, "heldout": _ranked(scores(torch.arange(count, len(passages))))}
     return Made(_artifact("rank_gen", role, model, {"head": head.settings, "size": size}, head, report), report)
 
 
-def _told_apart(scores: torch.Tensor) -> dict[str, float]:
+def _ranked(scores: torch.Tensor) -> dict[str, float]:
     """How often the true continuation is above each kind of negative: scores [n, 3 n], as `train_rank_gen` has them."""
     count = len(scores)
-    own, elsewhere, generated = scores.split(count, 1)
+    own, elsewhere, generated = (scores[:, start * count : (start + 1) * count] for start in range(3))
     true = own.diagonal()
     return {
         "passages": count,

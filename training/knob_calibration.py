@@ -292,7 +292,7 @@ class Calibrator:
         return self._wall(run).value if measure == "wall" else float(getattr(point, measure).value)
 
     def _build(self, grid: list[tuple[float, float]], edges: list[float], target: Target) -> KnobCalibration:
-        fixed = self._parsed.model_dump(mode="json", include=set(self._knob.fixed))
+        fixed = self._parsed.model_dump(mode="json", include=set(self._knob.fixed), exclude_none=True)
         return KnobCalibration(
             method=self.method,
             knob=self._knob.name,

@@ -120,7 +120,7 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
         group = AnswerSet(list(answers.values()), seq.seed, seq, model, models, notes=request.notes)
         chosen = drafts[places[await choose(aggregator, group)]]
         if group.measures:
-            request.extra[MEASURES] = group.measures
+            request.extra.setdefault(MEASURES, {}).update(group.measures)
         for draft in list(held):
             if draft is not chosen:
                 _discard(seq, draft, model, held)

@@ -6,21 +6,25 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
+from decoding.aggregators.base import Candidate
 from decoding.calibrated_params import CalibratedParams, calibrated, finish, recorder
 from decoding.calibration import TunableParam
-from decoding.candidates import charge, show
+from decoding.candidates import MARK, charge, show
 from decoding.decode_loop import stream
 from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
+from decoding.uncertainty.base import doubt_of, make_uncertainty
+from turnout.part_choice import PartChoice
 from turnout.registry import method
 from turnout.types import FinishReason, Segment
 
 Confidence = Literal["logprob", "least_logprob", "entropy"]
+UNMEASURED = 1e6  # the answer that is there stays
 
 
 class Measured(Protocol):
@@ -41,7 +45,9 @@ class CascadeParams(CalibratedParams):
     """Parameters of `cascade`."""
 
     example: ClassVar[Mapping[str, Any]] = {"threshold": -1.0}
-    knob: ClassVar[TunableParam] = TunableParam("threshold", fixed=("confidence", "keep_cut"), never=-1000.0)
+    knob: ClassVar[TunableParam] = TunableParam(
+        "threshold", fixed=("confidence", "keep_cut", "uncertainty"), never=-1000.0
+    )
 
     confidence: Annotated[
         Confidence,
@@ -50,18 +56,46 @@ class CascadeParams(CalibratedParams):
             " (nats); least_logprob, the lowest one (nats); entropy, minus their mean entropy (bits)"
         ),
     ] = "logprob"
+    uncertainty: Annotated[
+        PartChoice | None,
+        Field(
+            description="what measures the small model's doubt, minus which is then compared instead of `confidence`;"
+            " `turnout parts uncertainty`",
+            json_schema_extra={"x-slot": "uncertainty"},
+        ),
+    ] = None
     threshold: Annotated[
         FiniteFloat,
-        Field(ge=-1000.0, le=1.0, description="confidence below which the large model answers; 1: always"),
+        Field(
+            ge=-1000.0,
+            le=1000.0,
+            description="confidence below which the large model answers; 1: always, 1000 with `uncertainty`",
+        ),
     ] = -0.05
     keep_cut: Annotated[
         bool, Field(description="whether an answer that reached max_tokens may be kept; otherwise it never is")
     ] = False
 
+    @model_validator(mode="after")
+    def _check_uncertainty(self) -> Self:
+        if self.uncertainty is not None:
+            make_uncertainty(self.uncertainty)
+        return self
+
+    def check_parts(self, models: ModelPool) -> None:
+        """See `MethodParams.check_parts`."""
+        if self.uncertainty is not None:
+            make_uncertainty(self.uncertainty).check(models)
+
+    @property
+    def beyond_text(self) -> str:
+        """See `MethodParams.beyond_text`."""
+        return "" if self.uncertainty is None else "uncertainty"
+
     @property
     def always(self) -> float:
         """See `CalibratedParams.always`."""
-        return 1.0
+        return 1.0 if self.uncertainty is None else 1000.0
 
 
 @method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}), over_text=True)
@@ -74,12 +108,16 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
     """
     params, watching = calibrated(request, models, params, "cascade")
     values = recorder(request, watching)
+    params.check_parts(models)
     seq = request.sequence
     draft = models.small.fork(seq)
     try:
         found = await _write(models.small, draft, params.confidence)
+        if params.uncertainty is not None:
+            found = await _sureness(params.uncertainty, request, draft, models)
         if values is not None:
-            values.add(found)
+            if found != UNMEASURED:
+                values.add(found)
             finish(request, watching, values)
         whole = params.keep_cut or draft.finish_reason is not FinishReason.LENGTH
         kept = whole and found >= params.threshold
@@ -96,6 +134,15 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
     async with aclosing(stream(models.large, seq, request.streams)) as segments:  # type: ignore[type-var]
         async for segment in segments:
             yield segment
+
+
+async def _sureness(choice: PartChoice, request: Request, draft: Sequence, models: ModelPool) -> float:
+    """Minus the small model's doubt about the answer it has written; above every threshold where it is not measured."""
+    part, seq, small = make_uncertainty(choice), request.sequence, models.small
+    part.check(models)
+    answer = Candidate.of(draft, len(seq.generated), models, MARK)
+    doubt = await doubt_of(part, request, seq, small, models, answer)
+    return UNMEASURED if doubt is None else -doubt
 
 
 async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:

@@ -7,13 +7,10 @@ from typing import Protocol
 
 from decoding.model import Model, ReadSpec, Request
 from decoding.sequence import Sequence
-from decoding.text import TextCodec, continuation_ids, continue_with
-from turnout.errors import invalid
+from decoding.text import TextCodec, continue_with, yes_and_no
 from turnout.types import SamplingParams
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-YES = ("yes", " yes", "Yes", " Yes")
-NO = ("no", " no", "No", " No")
 
 
 class Questions(Protocol):
@@ -78,10 +75,7 @@ class ModelQuestions:
             low_priority=seq.low_priority,
         )
         self._base.owner = seq.owner
-        yes, no = ({continuation_ids(codec, word)[0] for word in words} for words in (YES, NO))
-        self._yes, self._no = sorted(yes - no), sorted(no - yes)
-        if not (self._yes and self._no):
-            raise invalid("method.params.monitor.asks", "needs a tokenizer in which yes and no begin differently")
+        self._yes, self._no = yes_and_no(codec, "method.params.monitor.asks")
 
     async def states_answer(self, candidate: str) -> bool:
         """See `Questions.states_answer`."""

@@ -35,3 +35,19 @@ def test_the_commands(run: Any, config: Path, kind: str, more: tuple[str, ...]) 
     assert shown.code == 0, shown.err
     wrong = run("train", kind, "--out", str(out), *asked, "--length", "200")
     assert (wrong.code, "at least 16 must" in wrong.err) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["semantic_entropy_probe", "key_value_bottleneck"])
+def test_doubt_is_trained_on_questions(run: Any, config: Path, kind: str) -> None:
+    """On random models all answers differ: their semantic entropies have nothing to teach, which is said in a line."""
+    folder = config.parent
+    out = folder / "heads" / f"{kind}.safetensors"
+    asked = ("--prompts", str(folder / "questions.txt"), "--config", str(config), "--count", "16", "--samples", "3")
+    result = run("train", kind, "--out", str(out), *asked, "--max-tokens", "4", "--json")
+    if result.code:
+        assert "prompts: " in result.err.splitlines()[-1]
+        assert not out.exists()
+    else:
+        assert Artifact.load(out).settings["samples"] == 3
+    wrong = run("train", kind, "--out", str(out), *asked, "--judge", "none")
+    assert (wrong.code, "'none' is not known; available: asked, final_answer" in wrong.err) == (1, True)

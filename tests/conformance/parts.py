@@ -12,10 +12,12 @@ from decoding.aggregators.base import PACKAGE as AGGREGATORS
 from decoding.artifacts import Artifact
 from decoding.contrast.base import PACKAGE as CONTRASTS
 from decoding.drafters.base import PACKAGE as DRAFTERS
+from decoding.entailment.base import PACKAGE as ENTAILMENT
 from decoding.lengths.base import PACKAGE as LENGTHS
 from decoding.parts import Example, ModelShape
 from decoding.processors.base import PACKAGE as PROCESSORS
 from decoding.selectors.base import PACKAGE as SELECTORS
+from decoding.uncertainty.base import PACKAGE as UNCERTAINTY
 from decoding.verifiers.base import PACKAGE as VERIFIERS
 from turnout.registry import load, names
 
@@ -31,9 +33,11 @@ def parts(package: str) -> dict[str, Any]:
 
 ALL_AGGREGATORS = parts(AGGREGATORS)
 ALL_DRAFTERS = parts(DRAFTERS)
+ALL_ENTAILMENT = parts(ENTAILMENT)
 ALL_LENGTHS = parts(LENGTHS)
 ALL_PROCESSORS = parts(PROCESSORS)
 ALL_SELECTORS = parts(SELECTORS)
+ALL_UNCERTAINTY = parts(UNCERTAINTY)
 ALL_VERIFIERS = parts(VERIFIERS)
 LOSSLESS = {name: part for name, part in ALL_VERIFIERS.items() if part.lossless}
 LOSSY = {name: part for name, part in ALL_VERIFIERS.items() if not part.lossless}
@@ -46,6 +50,7 @@ EVERY = {
         "drafters": ALL_DRAFTERS,
         "lengths": ALL_LENGTHS,
         "selectors": ALL_SELECTORS,
+        "uncertainty": ALL_UNCERTAINTY,
         "verifiers": ALL_VERIFIERS,
     }.items()
     for name, part in found.items()
