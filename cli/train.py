@@ -1,25 +1,19 @@
-"""`turnout train`: heads for drafters and length policies, from the answers of models that stay as they are."""
+"""`turnout train`: heads for drafters and length policies, from the answers of models that stay as they are.
+
+A module `cli.train_*` adds commands of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import (
-    train_amateur,
-    train_answers,
-    train_codecs,
-    train_doubt,
-    train_draft,
-    train_judges,
-    train_lengths,
-    train_router,
-    train_sampling,
-    train_stores,
-)
+import cli
 from cli.artifact_output import keep
 from cli.output import print_json, print_table, shown_progress
 from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, configured_model
@@ -34,16 +28,9 @@ app = typer.Typer(
     help="Train drafters, length policies and routers on models' own answers; the models stay as they are.",
     no_args_is_help=True,
 )
-train_lengths.register(app)
-train_router.register(app)
-train_judges.register(app)
-train_answers.register(app)
-train_doubt.register(app)
-train_codecs.register(app)
-train_draft.register(app)
-train_stores.register(app)
-train_amateur.register(app)
-train_sampling.register(app)
+for found in pkgutil.iter_modules(cli.__path__):
+    if found.name.startswith("train_") and found.name != "train_options":
+        import_module(f"cli.{found.name}").register(app)
 
 ModelName = Annotated[
     str,
