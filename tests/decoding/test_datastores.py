@@ -62,7 +62,7 @@ def made(kind: type[StoreContrast[Any]], store: Any, state: list[float], logits:
 
 
 def test_the_search_is_exact() -> None:
-    """Against brute force in float64, with keys far from the origin, and for more entries than there are."""
+    """Against brute force in float64, and for more entries than there are."""
     draw = torch.Generator().manual_seed(1)
     keys = torch.randn((400, 24), generator=draw)
     store = tokens_of(keys.tolist(), [0] * 400)
@@ -73,6 +73,16 @@ def test_the_search_is_exact() -> None:
         assert torch.allclose(distances.double(), exact.sort().values[:30])
     assert sorted(store.nearest(keys[7], 1000)[0].tolist()) == list(range(400))
     assert store.nearest(keys[7], 1)[0].tolist() == [7]
+
+
+def test_the_search_is_exact_where_float32_rounds_its_first_pass() -> None:
+    """Keys far from the origin: their products are too large for the differences of their distances."""
+    draw = torch.Generator().manual_seed(3)
+    keys = torch.randn((40, 24), generator=draw) + 3000.0
+    store = tokens_of(keys.tolist(), [0] * 40)
+    for query in torch.randn((10, 24), generator=draw) + 3000.0:
+        exact = (keys.double() - query.double()).square().sum(-1)
+        assert store.nearest(query, 24)[0].tolist() == exact.argsort()[:24].tolist()
 
 
 def test_a_centre_changes_no_distance() -> None:
