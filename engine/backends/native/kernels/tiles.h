@@ -85,11 +85,12 @@ class Packer {
   // What one head's keys and values count in, [KEYS] each; 0 beyond the tile.
   void scales(const Tile<S>& tile, Index head, float* of_keys, float* of_values) const {
     const Index key_offset = head * cache_.width(), value_offset = key_offset + cache_.kv_heads * cache_.width();
-    for (Index key = 0; key < KEYS; key++) {
-      const bool there = key < tile.count;
-      of_keys[key] = there ? scale_of(tile.slots[key] + key_offset, cache_.dim) : 0.0f;
-      of_values[key] = there ? scale_of(tile.slots[key] + value_offset, cache_.dim) : 0.0f;
+    for (Index key = 0; key < tile.count; key++) {
+      of_keys[key] = scale_of(tile.slots[key] + key_offset, cache_.dim);
+      of_values[key] = scale_of(tile.slots[key] + value_offset, cache_.dim);
     }
+    std::fill(of_keys + tile.count, of_keys + KEYS, 0.0f);
+    std::fill(of_values + tile.count, of_values + KEYS, 0.0f);
   }
 
   // One head's keys: [panels of keys][units][PANEL]. While a key is packed, the same one of the tile after it is
@@ -136,7 +137,7 @@ class Packer {
       for (Index column = 0; column < width; column += STEP) {
         pack(rows, there == UNIT, column, out + (column / PANEL * stride + place) * PANEL + column % PANEL);
         for (Index next = key; next < std::min(key + UNIT, following.count); next++) {
-          fetch(following.slots[next] + offset, column * sizeof(S));
+          if (!SCALED<S> || column % LINE == 0) fetch(following.slots[next] + offset, column * sizeof(S));
           if (SCALED<S> && column + STEP >= width) fetch(following.slots[next] + offset, cache_.dim);
         }
       }
@@ -150,7 +151,7 @@ class Packer {
  private:
   // Packed units that a unit of the cache makes; columns of values packed at a time.
   static constexpr Index SPREAD = PER_UNIT<S> / UNIT;
-  static constexpr Index STEP = sizeof(S) == sizeof(bf16) ? PANEL : LANES;
+  static constexpr Index STEP = sizeof(S) == sizeof(bf16) ? PANEL : LANES, LINE = 64;  // LINE: of the processor's cache
 
   const Batch& batch_;
   const Cache<S>& cache_;
