@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from decoding.aggregators._embeddings import embeddings
-from decoding.aggregators.base import AggregatorChoice, AnswerSet, ValuedAggregator, make_valued
+from decoding.aggregators.base import AnswerSet, ValuedAggregator, make_valued
 from decoding.model import ModelPool, StopRule
 from decoding.similarity import TextSimilarity, similarity_matrix
+from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
 Utility = Literal["chrf", "token_f1", "rouge_l", "exact", "embedding"]
@@ -26,8 +27,11 @@ class MbrParams(MethodParams):
         ),
     ] = "chrf"
     first: Annotated[
-        AggregatorChoice | None,
-        Field(description="what first finds the best `keep` answers, by its values; absent: all stay"),
+        PartChoice | None,
+        Field(
+            description="what first finds the best `keep` answers, by its values; absent: all stay",
+            json_schema_extra={"x-slot": "aggregators"},
+        ),
     ] = None
     keep: Annotated[int, Field(ge=1, le=64, description="answers that `first` leaves to choose from")] = 4
     support: Annotated[

@@ -66,6 +66,8 @@ OTHERS: list[Case] = [
     ("best_of", {"k": 3, "rerank": "self_certainty"}),
     ("cascade", {"threshold": -2.0}),
     ("cascade", {"threshold": 1.0}),
+    ("cascade", {"threshold": 2.0, "uncertainty": {"name": "snne", "samples": 3}}),
+    ("abstain", {"uncertainty": {"name": "snne", "samples": 3, "similarity": "embedding"}}),
     ("monitored", {"inner": "plain", "monitor": TRIM}),
     ("monitored", {"inner": {"name": "speculative", "length": "fixed"}, "monitor": {**TRIM, "asks": "number"}}),
     ("pearl", {"draft_length": 3}),
