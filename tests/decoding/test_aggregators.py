@@ -187,7 +187,8 @@ async def test_minimum_bayes_risk() -> None:
     assert await chosen(group, "mbr", utility="exact") == await chosen(group, "majority") == 1
     assert group.measures["expected_utility"] == pytest.approx(2 / 3)
     texts = answers("the cat sat", "the cat sat down", "the cat", "dogs", likely=(-1.0, -1.0, -1.0, -0.1))
-    matrix = similarity_matrix(*([[each.text for each in texts.answers]] * 2), "token_f1")
+    words = [each.text for each in texts.answers]
+    matrix = similarity_matrix(words, words, "token_f1")
     rows = [sum(row) / 4 for row in matrix]
     assert await chosen(texts, "mbr", utility="token_f1") == rows.index(max(rows)) == 0
     assert await chosen(answers("a"), "mbr") == 0

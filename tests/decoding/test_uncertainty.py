@@ -40,8 +40,8 @@ def test_semantic_entropies_by_hand() -> None:
     shares = -(2 / 3 * LN(2 / 3) + 1 / 3 * LN(1 / 3))
     assert entropy_of_clusters([0, 0, 1], logprobs, "discrete") == pytest.approx(shares)
     for estimator in ("normalised", "discrete"):
-        assert entropy_of_clusters([0, 0, 0], logprobs, estimator) == pytest.approx(0.0)  # type: ignore[arg-type]
-        assert entropy_of_clusters([0, 1, 2, 3], [-5.0] * 4, estimator) == pytest.approx(LN(4))  # type: ignore[arg-type]
+        assert entropy_of_clusters([0, 0, 0], logprobs, estimator) == pytest.approx(0.0)
+        assert entropy_of_clusters([0, 1, 2, 3], [-5.0] * 4, estimator) == pytest.approx(LN(4))
 
 
 def test_merging_two_clusters_never_raises_the_entropy() -> None:

@@ -90,7 +90,7 @@ async def test_a_probe_of_a_real_model_is_used_as_it_was_trained(pool: ModelPool
     assert all(0.0 <= value <= 1.39 for value in mined.entropies)
     labelled = Doubts(mined.states, [float(place // 4 % 2) + value / 9 for place, value in enumerate(mined.entropies)])
     for position in ("prompt", "answer"):
-        made = train_probe(labelled, pool.large, "large", position, epochs=5, schedule=replace(PROBE, seed=1))  # type: ignore[arg-type]
+        made = train_probe(labelled, pool.large, "large", position, epochs=5, schedule=replace(PROBE, seed=1))
         made.artifact.save(tmp_path / "mine.safetensors")
         models = replace(pool, artifacts=Artifacts(tmp_path))
         part = make_uncertainty(PartChoice.of("semantic_entropy_probe", artifact="mine"))
@@ -102,7 +102,7 @@ async def test_a_probe_of_a_real_model_is_used_as_it_was_trained(pool: ModelPool
         answer = Candidate("", "", "", tuple(draft.answer)) if position == "answer" else None
         found = await part.measure(AnswerSet([], 0, seq, pool.large, models), answer)
         layers = made.artifact.settings["layers"]
-        state = labelled.states[position][5, layers].flatten()  # type: ignore[index]
+        state = labelled.states[position][5, layers].flatten()
         assert found == pytest.approx(part._head.probability(state), abs=1e-4)  # type: ignore[attr-defined]
         for each in (draft, seq):
             pool.large.release(each)
