@@ -63,7 +63,7 @@ class AbstainParams(MethodParams):
         make_uncertainty(self.uncertainty).check(models)
 
 
-@method(params=AbstainParams, papers=(67, 113), lossless=False, needs=frozenset())
+@method(params=AbstainParams, papers=(113,), lossless=False, needs=frozenset())
 async def abstain(request: Request, models: ModelPool, params: AbstainParams) -> AsyncIterator[Segment]:
     """Any method answers, unless a model's doubt is too high: then a fixed text stands in place of the answer.
 
