@@ -68,8 +68,8 @@ def test_the_demo_configuration_serves_its_pair() -> None:
         (
             {"models": {"a": {"path": "x", "dtyp": "float32"}}},
             "models.a.dtyp",
-            r"unknown; allowed here: device, dtype, endpoint, kv_dtype, kv_memory_bytes, max_length, memory_limit_bytes,"
-            r" path, price, tensor_parallel, weights$",
+            r"unknown; allowed here: device, dtype, endpoint, kv_dtype, kv_memory_bytes, max_length,"
+            r" memory_limit_bytes, path, price, tensor_parallel, weights$",
         ),
         (
             {"pools": {"p": {"small": "s", "large": "l", "default": {"nam": "plain"}}}},
