@@ -28,12 +28,14 @@ from decoding.sequence import Sequence
 from engine.model import EngineModel
 from experiments.stats.intervals import Interval, spread
 from training.random_models import llama_config, random_model
+from turnout.config import EngineConfig
+from turnout.gc_freeze import freeze_loaded
 from turnout.types import SamplingParams
 
 RESULT = Path("docs/results/host.md")
 VOCAB = 512  # reading a row is a device's work where there is one: it is to cost next to nothing here
 PROMPT_TOKENS = 16
-STEPS = 96  # that are measured, each of all rows
+STEPS = 96  # that are measured, each of all rows that fit into one
 FRONTS = ("service", "HTTP", "gRPC")
 FIRST_US, ROW_US, CHUNK_US = 150.0, 3.0, 60.0  # goals: of a step in the engine, of a chunk in front of the pool
 
@@ -207,6 +209,7 @@ async def measure(options: argparse.Namespace) -> Report:
     rows: list[Row] = []
     for opened in (open_engine_ways, open_pool_ways):
         async with opened(options.forward) as ways:
+            freeze_loaded()  # as processes that serve do
             for count in options.at:
                 rows += await measured(ways, count, options.rounds)
     columns: dict[str, Callable[[Row], Cell]] = {
@@ -226,7 +229,7 @@ async def measure(options: argparse.Namespace) -> Report:
         " texts and streams. `elapsed` is what passed outside forwards. `front` is what a way takes beyond the pool for"
         f" a chunk that arrives (goal: {CHUNK_US:g}). `chunks` are a request's: streams share a budget of them, so"
         " where there are few, `front` is mostly what reading a request and ending it take. Goals are of `step`:"
-        f" {FIRST_US:g} and {ROW_US:g} a row."
+        f" {FIRST_US:g} and {ROW_US:g} a row. A step holds {EngineConfig().max_batch} rows; those beyond wait."
     )
     return report
 

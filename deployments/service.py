@@ -295,15 +295,8 @@ class GenerationService:
             sampling = sampling.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
         counts = call.include_prompt_len or (self.admission.counts and call.billed)
         sharing = self.callers.sharing(call.tenant)  # whatever the call says: its tenant does not decide that
-        settled = replace(
-            call,
-            model=model,
-            sampling=sampling,
-            deadline_s=deadline_s,
-            include_prompt_len=counts,
-            sharing=sharing,
-        )
-        return settled, self._names.pool(model, limits)
+        call = replace(call, model=model, sampling=sampling, deadline_s=deadline_s, include_prompt_len=counts)
+        return replace(call, sharing=sharing), self._names.pool(model, limits)
 
     @contextmanager
     def _traced(self, call: AnyCall, kind: str) -> Iterator[RequestTrace]:

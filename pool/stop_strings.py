@@ -37,7 +37,7 @@ class StopStrings:
         self._early = min_tokens
         self._stop = stop
         self._text = ""
-        self._unread: list[int] = []  # tokens whose text nobody has asked for, where no stop string is looked for
+        self._unread: list[int] = []  # tokens, where no stop string is looked for in their text
         self._sent = 0
         self.found: str | None = None
 

@@ -168,9 +168,8 @@ class Batcher:
         """Free a sequence's blocks, at the latest when the forward that uses them ends; its operations fail."""
         table.released = True
         self.device.forget(table.seq)
-        if self._queue.has_operation(table.seq):
-            for work in [work for work in self._queue if work.table is table]:
-                self._queue.fail(work, _released())
+        for work in self._queue.on(table):
+            self._queue.fail(work, _released())
         if not table.in_flight:
             table.drop()
         self.device.notify()

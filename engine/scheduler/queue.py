@@ -157,6 +157,10 @@ class OperationQueue:
         """List the operations of a priority class."""
         return [work for work in self._operations if work.low_priority is low_priority]
 
+    def on(self, table: BlockTable) -> list[QueuedOperation]:
+        """List the operations on a cache."""
+        return [work for work in self._operations if work.table is table] if self.has_operation(table.seq) else []
+
     def has(self, low_priority: bool) -> bool:
         """Return whether a method waits for an operation of a priority class; background operations do not count."""
         return bool(self._tenants[low_priority])

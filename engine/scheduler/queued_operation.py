@@ -193,8 +193,6 @@ class QueuedOperation:
 
         Tokens before rows that run through some layers only are fed in a forward of their own, through all layers.
         """
-        if self.repeats:
-            return self.next_token()
         table, block, base = self.table, self.block, self.base
         start, last = len(table), count == self.remaining
         tokens = table.seq.tokens[start : min(start + count, base)]

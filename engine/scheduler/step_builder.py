@@ -148,15 +148,16 @@ class StepBuilder:
         self._tables = tables
         self._steady: list[QueuedOperation] = []  # operations of the last step, where the next can be like it
         self._seen = -1  # changes of the queue when it was planned
+        self._single = False  # no step like the next one may follow it at once
 
     def plan(self, policy: Policy, device: DeviceState) -> Step:
         """Choose the operations of the next step, reserve their memory, and lay out what each feeds."""
         if (repeated := self._repeated(device)) is not None:
             return Step(repeated, repeated=True, run=self._run_of(repeated, policy, device))
-        num_waiting = len(self._queue)
+        num_waiting, single, self._single = len(self._queue), self._single, False
         step = self._plan(policy, device)
         step.finished = num_waiting - len(self._queue)
-        if self._steady and all(feed is work.repeated for work, feed in step.parts):
+        if self._steady and not single and all(feed is work.repeated for work, feed in step.parts):
             step.repeated, step.run = True, self._run_of(step.parts, policy, device)
             return step
         for feed in step.feeds:
@@ -206,8 +207,8 @@ class StepBuilder:
         return TokenRun(works, [feed for _, feed in parts], steps)
 
     def plan_next(self) -> None:
-        """Do not repeat the last step."""
-        self._steady = []
+        """Plan the next step, and let it be alone: where a forward of a run has failed, it says whose fault that is."""
+        self._steady, self._single = [], True
 
     def _note_steady(self, parts: Parts, limits: Limits) -> None:
         """Keep the operations of a step whose like may follow: one tenant's loops, all that there is or has room."""
@@ -219,7 +220,7 @@ class StepBuilder:
         self._seen = self._queue.changes
 
     def _leaves_no_room(self, works: list[QueuedOperation], limits: Limits) -> bool:
-        """Return whether a step of decode loops is full, and what waits beside it can take no loop's place."""
+        """Return whether a step of decode loops is full, and what waits can take no loop's place."""
         if len(works) < min(limits.max_batch, limits.token_budget):
             return False
         fed = set(works)
@@ -261,7 +262,7 @@ class StepBuilder:
         parts: Parts = []
         for work, tokens in memory.by_entitlement(shares):
             if memory.reserve(work, tokens):
-                parts.append((work, work.feed(tokens)))
+                parts.append((work, work.next_token() if work.repeats else work.feed(tokens)))
             elif work.background:
                 self._queue.finish(work, [])  # no memory to prefill ahead: the cache stays short, which is always valid
         return parts
