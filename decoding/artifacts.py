@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -32,6 +34,7 @@ SUFFIX = ".safetensors"
 TENANTS = "tenants"  # folder in a pool's folder of artifacts with one folder for each tenant that has its own
 SAMPLED = 4096
 VERSION_DIGITS = 12
+TENANT_BYTES = 4 << 30  # of tenants' own files that a pool keeps in memory
 
 ArtifactName = Annotated[
     str,
@@ -96,8 +99,13 @@ class Artifact:
             found = about.pop("format", None)
             if found != FORMAT:
                 raise invalid(where, f"{path.stem!r} has the format {found}; this version reads {FORMAT}")
-            return cls(**about, tensors=tensors)
-        except (ValueError, TypeError, AttributeError):
+            made = cls(**about, tensors=tensors)
+            texts = [made.kind, made.trainer, *made.models, *made.models.values()]
+            objects = (made.settings, made.models)
+            if not (all(isinstance(each, dict) for each in objects) and all(isinstance(each, str) for each in texts)):
+                raise TypeError("settings and models are objects, all else texts")
+            return made
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise invalid(where, f"{path.stem!r} does not say what it is as artifacts do") from None
 
     @property
@@ -108,7 +116,7 @@ class Artifact:
         for name in sorted(self.tensors):
             tensor = self.tensors[name].detach().contiguous()
             digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def check(self, kind: str, models: ModelPool, where: str) -> None:
@@ -182,6 +190,78 @@ def unheard(name: str, artifact: Artifact, version: str) -> None:
     """Ignore an opened artifact: the default observer."""
 
 
+class _File(NamedTuple):
+    """File as it was read: when it was written, its bytes, what it holds, and the version of that."""
+
+    written_ns: int
+    size: int
+    artifact: Artifact
+    version: str
+
+
+class ArtifactFiles:
+    """Files that were read, and that threads may read: those of tenants up to a number of bytes.
+
+    Beyond it, the tenants' file that was used least recently is dropped; requests that use it keep it until they end.
+
+    Args:
+        most: bytes of tenants' files.
+    """
+
+    def __init__(self, most: int = TENANT_BYTES) -> None:
+        self._most = most
+        self._files: OrderedDict[Path, _File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._files
+
+    def read(self, path: Path, where: str) -> tuple[Artifact, str]:
+        """Return what a file holds, and its version; read it if that was not done since it was written.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT, naming the field `where`: unreadable, or a tenant's and too large.
+        """
+        try:
+            stat = path.stat()
+        except OSError:
+            raise invalid(where, f"{path.stem!r} cannot be read") from None
+        with self._lock:
+            known = self._files.get(path)
+            if known is not None and known[:2] == (stat.st_mtime_ns, stat.st_size):
+                self._files.move_to_end(path)
+                return known[2:]
+        if _is_tenants(path) and stat.st_size > self._most:
+            allowed = f"a tenant's own may have at most {self._most:,}"
+            raise invalid(where, f"{path.stem!r} has {stat.st_size:,} bytes; {allowed}")
+        artifact = Artifact.load(path, where)
+        made = _File(stat.st_mtime_ns, stat.st_size, artifact, artifact.version)
+        with self._lock:
+            self._files.pop(path, None)
+            self._files[path] = made
+            self._shrink()
+        return made[2:]
+
+    def drop(self, path: Path) -> None:
+        """Forget a file, or all files of a folder."""
+        with self._lock:
+            for each in [each for each in self._files if path in (each, each.parent)]:
+                del self._files[each]
+
+    def _shrink(self) -> None:
+        sizes = {path: file.size for path, file in self._files.items() if _is_tenants(path)}
+        over = sum(sizes.values()) - self._most
+        for path, size in sizes.items():
+            if over <= 0:
+                return
+            del self._files[path]
+            over -= size
+
+
+def _is_tenants(path: Path) -> bool:
+    return path.parent.parent.name == TENANTS
+
+
 @dataclass(slots=True)
 class Artifacts:
     """Artifacts of a pool: the files of one folder, read once and again when they change.
@@ -191,13 +271,14 @@ class Artifacts:
         kept: what was made of those that the configuration names, by who uses them.
         opened: called with the name, the artifact and its version whenever one that fits is opened.
         tenant: whose own files are found before those of all; "": none.
+        files: those that were read.
     """
 
     folder: Path | None = None
     kept: dict[tuple[str, str], Kept[Any]] = field(default_factory=dict)
     opened: Opened = unheard
     tenant: str = ""
-    _read: dict[Path, tuple[tuple[int, int], Artifact, str]] = field(default_factory=dict)
+    files: ArtifactFiles = field(default_factory=ArtifactFiles)
 
     def telling(self, opened: Opened) -> Artifacts:
         """Return the same artifacts with an observer of those that are opened."""
@@ -206,6 +287,11 @@ class Artifacts:
     def of_tenant(self, tenant: str) -> Artifacts:
         """Return the same artifacts and, before them, the tenant's own, which no other tenant can open or list."""
         return replace(self, tenant=tenant)
+
+    def forget(self, tenant: str) -> None:
+        """Drop from memory what was read of a tenant's own files; the files stay."""
+        if self.folder is not None:
+            self.files.drop(self.folder / TENANTS / tenant)
 
     @property
     def folders(self) -> list[Path]:
@@ -234,20 +320,15 @@ class Artifacts:
                 for other models.
         """
         paths = [folder / f"{name}{SUFFIX}" for folder in self.folders]
-        for gone in [each for each in paths if each in self._read and not each.is_file()]:
-            del self._read[gone]
+        for gone in [each for each in paths if each in self.files and not each.is_file()]:
+            self.files.drop(gone)
         path = next((each for each in paths if each.is_file()), None)
         if path is None:
             raise not_found(where, name, self.names)
-        stat = path.stat()
-        state = (stat.st_mtime_ns, stat.st_size)
-        known = self._read.get(path)
-        if known is None or known[0] != state:
-            artifact = Artifact.load(path, where)
-            known = self._read[path] = (state, artifact, artifact.version)
-        known[1].check(kind, models, where)
-        self.opened(name, *known[1:])
-        return known[1]
+        artifact, version = self.files.read(path, where)
+        artifact.check(kind, models, where)
+        self.opened(name, artifact, version)
+        return artifact
 
 
 def weights_digest(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:

@@ -200,6 +200,7 @@ class Pool:
             member.forget(tenant)
         if self.routing is not None:
             self.routing.router.forget(tenant)
+        self.model_pool.artifacts.forget(tenant)
 
     @property
     def foreign_roles(self) -> dict[str, str]:

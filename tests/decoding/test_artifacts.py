@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decoding.artifacts import Artifact, Artifacts, weights_digest
+from decoding.artifacts import Artifact, ArtifactFiles, Artifacts, weights_digest
 from decoding.fakes import TableModel, pair
 from turnout.errors import Code, TurnoutError
 
@@ -148,3 +148,71 @@ def test_a_tenant_finds_its_own_before_those_of_all_and_nobody_elses(tmp_path: P
         assert (caught.code, caught.message) == (Code.NOT_FOUND, "f: 'secret' is not known; available: both, shared")
     (tmp_path / "tenants" / "acme" / "both.safetensors").unlink()
     assert acme.open("both", "disco", MODELS, "f").settings == {"whose": "all"}
+
+
+def test_tenants_files_stay_in_memory_up_to_a_limit(tmp_path: Path):
+    """The one used least recently is read again; those of all, and what a request holds, stay."""
+    artifact().save(tmp_path / "mine.safetensors")
+    for tenant in ("a", "b", "c"):
+        artifact(settings={"whose": tenant}).save(tmp_path / "tenants" / tenant / "mine.safetensors")
+    size = max(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    artifacts = Artifacts(tmp_path, files=ArtifactFiles(2 * size))
+
+    def opened(tenant: str) -> Artifact:
+        return artifacts.of_tenant(tenant).open("mine", "disco", MODELS, "f")
+
+    of_all, a, b = opened(""), opened("a"), opened("b")
+    assert opened("a") is a
+    c = opened("c")
+    assert (opened("a") is a, opened("c") is c, opened("") is of_all) == (True, True, True)
+    assert opened("b") is not b
+    assert b.settings == opened("b").settings == {"whose": "b"}
+    assert opened("c") is c
+    assert opened("a") is not a
+
+
+def test_a_tenants_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path):
+    artifact().save(tmp_path / "mine.safetensors")
+    artifact().save(tmp_path / "tenants" / "acme" / "mine.safetensors")
+    artifacts = Artifacts(tmp_path, files=ArtifactFiles(100))
+    error = refusal(lambda: artifacts.of_tenant("acme").open("mine", "disco", MODELS, "here"))
+    assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "here")
+    assert "a tenant's own may have at most 100" in error.message
+    assert artifacts.open("mine", "disco", MODELS, "here").kind == "disco"
+
+
+def test_what_was_read_of_a_removed_tenant_is_dropped(tmp_path: Path):
+    artifacts = Artifacts(tmp_path)
+    for tenant in ("acme", "other"):
+        artifact().save(tmp_path / "tenants" / tenant / "mine.safetensors")
+    acme, other = (artifacts.of_tenant(each) for each in ("acme", "other"))
+    first, kept = (each.open("mine", "disco", MODELS, "f") for each in (acme, other))
+    artifacts.forget("acme")
+    for tenant in ("", "..", "acme/mine.safetensors/.."):
+        artifacts.forget(tenant)
+    assert acme.open("mine", "disco", MODELS, "f") is not first
+    assert other.open("mine", "disco", MODELS, "f") is kept
+    Artifacts().forget("acme")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"settings": []},
+        {"kind": 1},
+        {"models": []},
+        {"models": {"large": None}},
+        {"models": "abc"},
+        {"trainer": None},
+        {"tensors": {}},
+        {"more": 1},
+    ],
+)
+def test_metadata_of_another_form_is_refused(tmp_path: Path, about: dict):
+    fields = {"format": 1, "kind": "disco", "trainer": "t", "settings": {}, "models": {}, **about}
+    save_file({"w": torch.zeros(1)}, tmp_path / "odd.safetensors", {"turnout_artifact": json.dumps(fields)})
+    error = refusal(lambda: Artifacts(tmp_path).open("odd", "disco", MODELS, "here"))
+    assert (error.code, error.message) == (
+        Code.INVALID_ARGUMENT,
+        "here: 'odd' does not say what it is as artifacts do",
+    )
