@@ -32,6 +32,29 @@ Read = Callable[[Model, Sequence, ReadSpec], Coroutine[Any, Any, list[Readout]]]
 LOGITS = ReadSpec(draw=None, logits=True)
 
 
+async def load_contrast(request: Request, models: ModelPool, params: Any) -> None:
+    """Load what the request's contrast works with, before `contrasted`, without holding up other requests.
+
+    Args:
+        request: with its contrast, or none.
+        models: the pool.
+        params: of the method.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT or NOT_FOUND: the contrast cannot work with these models.
+    """
+    if request.contrast is not None and not request.contrast.part.is_off:
+        await request.contrast.part.load(_own(models, request.tenant), _answering(models, params))
+
+
+def _own(models: ModelPool, tenant: str) -> ModelPool:
+    return replace(models, artifacts=models.artifacts.of_tenant(tenant))
+
+
+def _answering(models: ModelPool, params: Any) -> Model:
+    return models.by_role(getattr(params, "model", "large"))
+
+
 @contextmanager
 def contrasted(request: Request, models: ModelPool, params: Any) -> Iterator[ModelPool]:
     """Yield the models as the request's method sees them; where it has a contrast, free its streams then.
@@ -50,9 +73,8 @@ def contrasted(request: Request, models: ModelPool, params: Any) -> Iterator[Mod
     if asked is None or asked.part.is_off:
         yield models
         return
-    model = models.by_role(getattr(params, "model", "large"))
-    own = replace(models, artifacts=models.artifacts.of_tenant(request.tenant))
-    made = ContrastedModel(model, own, asked, request.sequence)
+    model = _answering(models, params)
+    made = ContrastedModel(model, _own(models, request.tenant), asked, request.sequence)
     request.notes.append(f"contrast {asked.part.name}: logits combined from {made.num_streams} streams")
     try:
         yield replace(models, models={**models.models, model.name: made})
@@ -214,9 +236,10 @@ class ContrastedModel(WrappedModel):
         for reader, (_, logits) in zip(self._readers, found, strict=True):
             for (place, _), values in zip(reader.streams, logits, strict=True):
                 streams[place] = _as_wide(values.float().to(device), self.inner.vocab_size)
-        states = {layer: torch.stack([row.hidden[layer] for row in main[: len(paths)]]) for layer in self._hidden}
+        read_rows = main[: len(paths)]
+        states = {layer: torch.stack([row.hidden[layer] for row in read_rows]).float() for layer in self._hidden}
         rows = StreamRows([RowContext(seq, path) for path in paths], states)
-        combined = self._part.combine(torch.stack(streams, 1), rows)
+        combined = await self._part.combined(torch.stack(streams, 1), rows)
         asked = replace(want, hidden=frozenset(), before=frozenset(), mean=False)
         made = await self.inner.choose(seq, combined, paths, asked)
         for row, of_model in zip(made, main, strict=False):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decoding.artifacts import Artifact
 from decoding.calibration import KIND as CALIBRATION
-from decoding.contrasted_model import contrasted
+from decoding.contrasted_model import contrasted, load_contrast
 from decoding.model import ModelPool, Request
 from decoding.processor_chain import open_networks
 from decoding.sequence import Sequence
@@ -77,6 +77,7 @@ async def _running(plan: ResolvedMethod, request: Request, models: ModelPool) ->
         networks = open_networks(request.sequence.sampling, noting)
         for sequence in {request.sequence, *request.answers}:
             sequence.networks, sequence.chain = networks, None
+    await load_contrast(request, noting, plan.params)
     with contrasted(request, noting, plan.params) as seen:
         async with aclosing(plan.method.run(request, seen, plan.params)) as segments:  # type: ignore[type-var]
             yield segments

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -19,6 +21,12 @@ ROLE = "large"  # of the model that stores are made for
 LAST = -1
 SPARE = 16  # entries behind the nearest ones whose distances are computed exactly too
 EXAMPLE_ENTRIES = 48
+CHUNK = 4096  # entries whose squares are in memory at a time
+LEAST_TEMPERATURE = 1e-30  # in float32, what is smaller divides by 0
+
+# A search reads all keys, and a file may have gigabytes. Both are done one at a time, and apart from each other.
+_searches = ThreadPoolExecutor(1, thread_name_prefix="datastore searches")
+_files = ThreadPoolExecutor(1, thread_name_prefix="datastore files")
 
 
 class Datastore(Head):
@@ -42,6 +50,7 @@ class Datastore(Head):
         self.keys = nn.Parameter(torch.zeros(count, width), requires_grad=False)
         self.register_buffer("centre", torch.zeros(width))
         self._squares: torch.Tensor | None = None
+        self._is_checked = False
 
     def __len__(self) -> int:
         return self.keys.shape[0]
@@ -73,20 +82,66 @@ class Datastore(Head):
         Returns:
             int64 [k], the entries, nearest first, and float32 [k], their squared Euclidean distances.
         """
-        if self._squares is None:
-            self._squares = self.keys.square().sum(-1)
-        rough = torch.addmv(self._squares, self.keys, key, alpha=-2.0)
+        rough = torch.addmv(self._squared(), self.keys, key, alpha=-2.0)
         found = rough.topk(min(count + SPARE, len(self)), largest=False).indices
-        distances, order = (self.keys[found] - key).square().sum(-1).sort()
+        exact = [(self.keys[part] - key).square().sum(-1) for part in torch.split(found, CHUNK)]
+        distances, order = torch.cat(exact).sort()
         return found[order[:count]], distances[:count]
 
-    @abstractmethod
+    def _squared(self) -> torch.Tensor:
+        if self._squares is None:
+            self._squares = torch.cat([part.square().sum(-1) for part in torch.split(self.keys, CHUNK)])
+        return self._squares
+
     def check(self, vocab_size: int) -> None:
+        """Refuse contents that cannot be searched, or values that are not of a vocabulary.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+        if not self._is_checked:
+            if not len(self):
+                raise ValueError("it is empty")
+            if type(self.layer) is not int:
+                raise ValueError(f"its layer is {self.layer!r}, and must be a number")
+            for name, tensor in (("keys", self.keys), ("centre", self.centre)):
+                check_dtype(name, tensor, torch.float32)
+            if not (self.centre.isfinite().all() and self._squared().isfinite().all()):
+                raise ValueError("its keys are not finite, or too large")
+            self.check_values()
+            self._is_checked = True
+        self.check_vocabulary(vocab_size)
+
+    @abstractmethod
+    def check_values(self) -> None:
+        """Refuse values of another type, or that are not finite; asked once.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+
+    @abstractmethod
+    def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse a vocabulary that the values are not of.
 
         Raises:
             ValueError: what does not fit.
         """
+
+
+def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
+    """Refuse a tensor of a datastore that has another type.
+
+    Raises:
+        ValueError: it has.
+    """
+    if tensor.dtype not in allowed:
+        raise ValueError(f"its {name} are {tensor.dtype}, and must be {' or '.join(map(str, allowed))}")
+
+
+def weights_of(scores: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return softmax(scores / temperature), float32 [k], however small the temperature is."""
+    return ((scores - scores.amax()) / max(temperature, LEAST_TEMPERATURE)).softmax(-1)
 
 
 StoreT = TypeVar("StoreT", bound=Datastore)
@@ -109,31 +164,43 @@ class StoreContrast(Contrast, Generic[StoreT]):
     params: StoreParams
     store: StoreT
 
-    def streams(self, models: ModelPool, model: Model) -> tuple[Stream, ...]:
-        """Open the datastore; see `Contrast.streams`.
+    async def load(self, models: ModelPool, model: Model) -> None:
+        """Open the datastore, in a thread; see `Contrast.load`.
 
         Raises:
             TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
         """
+        await asyncio.get_running_loop().run_in_executor(_files, self._open, models, model)
+
+    def streams(self, models: ModelPool, model: Model) -> tuple[Stream, ...]:
+        """Open the datastore unless it was loaded; see `Contrast.streams`.
+
+        Raises:
+            TurnoutError: NOT_FOUND or INVALID_ARGUMENT: there is none of the name, or it does not fit.
+        """
+        if "store" not in vars(self):
+            self._open(models, model)
+        return ()
+
+    def _open(self, models: ModelPool, model: Model) -> None:
         where, name = f"{self.where}.artifact", self.params.artifact
         artifact = models.artifacts.open(name, self.name, models, where)
         if artifact.models.get(ROLE) != model.digest:
             raise invalid(where, f"{name!r} was made for another model than {model.name!r}, which answers")
         try:
             store = self.network.of(artifact)
-            if not len(store):
-                raise ValueError("it is empty")
-            if store.keys.dtype != torch.float32:
-                raise ValueError(f"its keys are {store.keys.dtype}, and must be {torch.float32}")
             store.check(model.vocab_size)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise invalid(where, f"{name!r} holds no usable datastore: {error}") from None
         if not LAST <= store.layer <= model.num_layers:
             raise invalid(where, f"has states of layer {store.layer}; {model.name!r} has {model.num_layers}")
         # Answers of one request share this part: of a file that is replaced meanwhile, all read what was there first.
         if "store" not in vars(self):
             self.store = store  # type: ignore[assignment]
-        return ()
+
+    async def combined(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
+        """Search in a thread; see `Contrast.combined`."""
+        return await asyncio.get_running_loop().run_in_executor(_searches, self.combine, logits, rows)
 
     def reads(self) -> ReadSpec:
         """See `Contrast.reads`."""
@@ -149,4 +216,4 @@ class StoreContrast(Contrast, Generic[StoreT]):
         if states.shape[1] != self.store.width:
             widths = f"has keys of width {self.store.width}; the model's are {states.shape[1]}"
             raise invalid(f"{self.where}.artifact", f"{self.params.artifact!r} {widths}")
-        return [self.store.key_of(state) for state in states]
+        return [self.store.key_of(state) for state in states.to("cpu")]

@@ -107,6 +107,18 @@ class Contrast(Part):
         """
         return {}
 
+    async def load(self, models: ModelPool, model: Model) -> None:
+        """Do what takes long before `streams`, as reading files does, without holding up other requests.
+
+        Args:
+            models: see `streams`.
+            model: see `streams`.
+
+        Raises:
+            TurnoutError: INVALID_ARGUMENT or NOT_FOUND: see `streams`.
+        """
+        return
+
     @abstractmethod
     def streams(self, models: ModelPool, model: Model) -> tuple[Stream, ...]:
         """Streams besides the main one, in the order in which `combine` gets them.
@@ -146,6 +158,10 @@ class Contrast(Part):
             float32 [rows, vocab], finite: structures and processors come after it, and must find a token that they
             allow. Tokens that are left out stay far behind (`outside`).
         """
+
+    async def combined(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
+        """Return what `combine` does; a contrast that computes for long does it in a thread."""
+        return self.combine(logits, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from decoding.artifacts import ArtifactName
-from decoding.contrast._stores import EXAMPLE_ENTRIES, LAST, Datastore, StoreContrast, StoreParams
+from decoding.contrast._stores import (
+    CHUNK,
+    EXAMPLE_ENTRIES,
+    LAST,
+    Datastore,
+    StoreContrast,
+    StoreParams,
+    check_dtype,
+    weights_of,
+)
 from decoding.contrast.base import StreamRows
 from decoding.parts import Example, ModelShape
 
@@ -38,8 +47,14 @@ class LogitStore(Datastore):
         """See `Head.settings`."""
         return {**super().settings, "vocab_size": self.values.shape[1]}
 
-    def check(self, vocab_size: int) -> None:
-        """See `Datastore.check`."""
+    def check_values(self) -> None:
+        """See `Datastore.check_values`."""
+        check_dtype("values", self.values, torch.float32, torch.float16, torch.bfloat16)
+        if not all(part.isfinite().all() for part in torch.split(self.values, CHUNK)):
+            raise ValueError("its values are not finite")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """See `Datastore.check_vocabulary`."""
         if self.values.shape[1] != vocab_size:
             raise ValueError(f"it has logits of {self.values.shape[1]} tokens, and the model {vocab_size}")
 
@@ -65,7 +80,7 @@ class LogitStore(Datastore):
         """
         found, cosines = self.similar(key, neighbours)
         gain = max(0.0, float(cosines[0]) - floor)
-        weights = (cosines / temperature).softmax(-1)
+        weights = weights_of(cosines, temperature)
         return gain * (self.values[found].float() * weights[:, None]).sum(0)
 
 

@@ -8,7 +8,15 @@ import torch
 from pydantic import Field, FiniteFloat
 
 from decoding.artifacts import ArtifactName
-from decoding.contrast._stores import EXAMPLE_ENTRIES, LAST, Datastore, StoreContrast, StoreParams
+from decoding.contrast._stores import (
+    EXAMPLE_ENTRIES,
+    LAST,
+    Datastore,
+    StoreContrast,
+    StoreParams,
+    check_dtype,
+    weights_of,
+)
 from decoding.contrast.base import StreamRows, outside
 from decoding.parts import Example, ModelShape
 
@@ -30,13 +38,17 @@ class TokenStore(Datastore):
     def __init__(self, count: int, width: int, layer: int = LAST) -> None:
         super().__init__(count, width, layer)
         self.register_buffer("values", torch.zeros(count, dtype=torch.int64))
-        self._most = -1
+        self._range = (0, 0)
 
-    def check(self, vocab_size: int) -> None:
-        """See `Datastore.check`."""
-        if self._most < 0:
-            self._most = int(self.values.max()) if int(self.values.min()) >= 0 else vocab_size
-        if self._most >= vocab_size:
+    def check_values(self) -> None:
+        """See `Datastore.check_values`."""
+        check_dtype("values", self.values, torch.int64)
+        self._range = int(self.values.min()), int(self.values.max())
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """See `Datastore.check_vocabulary`."""
+        least, most = self._range
+        if least < 0 or most >= vocab_size:
             raise ValueError(f"it has token ids outside of 0 to {vocab_size - 1}")
 
     def law(self, key: torch.Tensor, neighbours: int, temperature: float, vocab_size: int) -> torch.Tensor:
@@ -49,8 +61,7 @@ class TokenStore(Datastore):
             vocab_size: of the model.
         """
         found, distances = self.nearest(key, neighbours)
-        weights = (-distances / temperature).softmax(-1)
-        return torch.zeros(vocab_size).index_add_(0, self.values[found], weights)
+        return torch.zeros(vocab_size).index_add_(0, self.values[found], weights_of(-distances, temperature))
 
 
 class KnnLmParams(StoreParams):

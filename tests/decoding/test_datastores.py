@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from decoding.contrast._stores import Datastore, StoreContrast
 from decoding.contrast.base import RequestContrast, StreamRows
 from decoding.contrast.caad import Caad, LogitStore
 from decoding.contrast.knn_lm import KnnLm, TokenStore
-from decoding.contrasted_model import contrasted
+from decoding.contrasted_model import contrasted, load_contrast
 from decoding.model import ModelPool, Request
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
@@ -229,6 +231,91 @@ async def test_a_store_that_does_not_fit_is_refused_by_name(
     assert caught.value.field == "contrast.artifact"
     assert said in caught.value.message
     models.large.release(next(iter(models.large.cached), Sequence([0], SamplingParams(), 0)))  # type: ignore[attr-defined]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("kind", "network"), BOTH)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"keys": torch.full((SIZE, SIZE), math.nan)}, "its keys are not finite"),
+        ({"keys": torch.full((SIZE, SIZE), 1e30)}, "its keys are not finite, or too large"),
+        ({"centre": torch.full((SIZE,), math.inf)}, "its keys are not finite"),
+        ({"centre": torch.zeros(SIZE, dtype=torch.float64)}, "its centre are torch.float64, and must be torch.float32"),
+        ({"values": torch.zeros(SIZE + 1)}, "holds no usable datastore"),
+        ({"values": torch.zeros(SIZE, dtype=torch.float64)}, "holds no usable datastore"),
+        ({"values": torch.full((SIZE,), -1)}, "holds no usable datastore"),
+        ({"values": torch.full((SIZE, SIZE), math.nan)}, "holds no usable datastore"),
+        ({"values": torch.zeros((SIZE, SIZE), dtype=torch.int64)}, "holds no usable datastore"),
+        ({"count": 10**30}, "holds no usable datastore"),
+        ({"count": -1}, "holds no usable datastore"),
+        ({"layer": "1"}, "its layer is '1', and must be a number"),
+        ({"layer": 0.5}, "its layer is 0.5, and must be a number"),
+    ],
+)
+async def test_a_store_whose_contents_cannot_be_worked_with_is_refused(
+    tmp_path: Path, kind: Any, network: Any, changes: dict[str, Any], said: str
+) -> None:
+    store = store_for(network, 2)
+    tensors = {name: changes.get(name, each) for name, each in store.state_dict().items()}
+    head = {name: changes.get(name, value) for name, value in store.settings.items()}
+    save(store, tmp_path / f"{kind.name}.safetensors", kind.name, settings={"head": head}, tensors=tensors)
+    models = pool_of(StateModel("large", CYCLE), tmp_path)
+    for _ in range(2):  # a refused one is not taken the second time
+        with pytest.raises(TurnoutError) as caught:
+            await written(models, kind(kind.Params(weight=1.0)))
+        assert caught.value.field == "contrast.artifact"
+        assert said in caught.value.message
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e300])
+def test_no_temperature_makes_a_row_that_is_not_finite(temperature: float) -> None:
+    tokens = tokens_of([[1.0], [1.0], [3.0]], [2, 0, 1])
+    row = made(KnnLm, tokens, [0.0], [1.0, 2.0, 3.0], weight=1.0, temperature=temperature)
+    want = [0.5, 0.0, 0.5] if temperature < 1.0 else [1 / 3] * 3
+    assert row.softmax(-1).tolist() == close(want)
+    logits = logits_of([[1.0, 0.0], [0.6, 0.8]], [[2.0, 0.0, -2.0], [0.0, 4.0, 0.0]])
+    row = made(Caad, logits, [5.0, 0.0], [0.0] * 3, weight=1.0, floor=0.0, temperature=temperature)
+    assert row.tolist() == close([2.0, 0.0, -2.0] if temperature < 1.0 else [1.0, 2.0, -1.0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("kind", "network"), BOTH)
+async def test_reading_and_searching_a_store_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, network: Any
+) -> None:
+    """Each waits for something that the event loop does meanwhile."""
+    loop, passed = asyncio.get_running_loop(), list[bool]()
+
+    def waits(work: Any) -> Any:
+        def waiting(*arguments: Any) -> Any:
+            done = threading.Event()
+            loop.call_soon_threadsafe(done.set)
+            passed.append(done.wait(20.0))
+            return work(*arguments)
+
+        return waiting
+
+    models = pool_of(StateModel("large", CYCLE), tmp_path)
+    save(store_for(network, 2), tmp_path / f"{kind.name}.safetensors", kind.name)
+    part = kind(kind.Params(weight=1.0))
+    request = Request("r", Sequence([0], SamplingParams(), 0), contrast=RequestContrast(part))
+    monkeypatch.setattr(Artifact, "load", waits(Artifact.load))
+    await load_contrast(request, models, get_method("plain").parse({}))
+    assert passed == [True]
+    monkeypatch.setattr(network, "nearest", waits(network.nearest))
+    assert await written(models, part) == [2] * 4
+    assert passed == [True] * 5  # the file is not read again
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_is_not_there_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    models, params = pool_of(StateModel("large", CYCLE), tmp_path), get_method("plain").parse({})
+    request = Request("r", Sequence([0], SamplingParams(), 0), contrast=RequestContrast(KnnLm()))
+    with pytest.raises(TurnoutError, match=r"^contrast\.artifact: 'knn_lm' is not known"):
+        await load_contrast(request, models, params)
+    await load_contrast(replace(request, contrast=RequestContrast(KnnLm(KnnLm.Params(weight=0.0)))), models, params)
+    await load_contrast(replace(request, contrast=None), models, params)
 
 
 @pytest.mark.asyncio
