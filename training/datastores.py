@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from decoding.artifacts import Artifact
-from decoding.contrast._stores import LAST, ROLE, Datastore
+from decoding.contrast._stores import CHUNK, LAST, ROLE, Datastore, weights_of
 from decoding.contrast.caad import LogitStore
 from decoding.contrast.knn_lm import TokenStore
 from decoding.model import Model, Readout, ReadSpec
@@ -167,23 +167,35 @@ async def build_logits(
         if len(each.tokens) > model.max_length:
             fitting = f"at most {model.max_length} fit the context"
             raise invalid("answers", f"example {number} has {len(each.tokens)} tokens; {fitting}")
+    places = {each: number for number, each in enumerate(passages)}
     states, logits, examples = list[torch.Tensor](), list[torch.Tensor](), list[int]()
     async for passage, rows in _read(model, passages, settings.most, settings.layer, advance, logits=True):
         states += [_state(row, settings.layer) for row in rows]
         logits += [row.logits.to("cpu", torch.float16) for row in rows if row.logits is not None]
-        examples += [passages.index(passage)] * len(rows)
+        examples += [places[passage]] * len(rows)
     store = LogitStore(len(states), len(states[0]), len(logits[0]), settings.layer)
     _fill(store, torch.stack([store.key_of(state) for state in states]))
     store.values.data = torch.stack(logits)
-    apart = torch.tensor(examples)[:, None] != torch.tensor(examples)
-    cosines = (store.keys @ store.keys.T).masked_fill(~apart, -1.0).amax(-1)
+    cosines = _of_others(store.keys, torch.tensor(examples))
     report = {
         "entries": len(store),
         "left_out": sum(map(len, passages)) - len(store),
         "examples": len(set(examples)),
-        "cosine_of_other_examples": float(cosines.median()) if apart.any() else None,
+        "cosine_of_other_examples": float(cosines.median()) if len(set(examples)) > 1 else None,
     }
     return Trained(_artifact("caad", store, model, settings, answers), report)
+
+
+def _of_others(keys: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
+    """Return the greatest cosine that each key has with one of another example: float32 [entries]."""
+    made = []
+    for part, of_part in zip(torch.split(keys, CHUNK), torch.split(examples, CHUNK), strict=True):
+        best = torch.full((len(part),), -1.0)
+        for other, of_other in zip(torch.split(keys, CHUNK), torch.split(examples, CHUNK), strict=True):
+            same = of_part[:, None] == of_other
+            best = torch.maximum(best, (part @ other.T).masked_fill(same, -1.0).amax(-1))
+        made.append(best)
+    return torch.cat(made)
 
 
 def _check(model: Model, settings: Settings) -> None:
@@ -218,7 +230,7 @@ def _state(row: Readout, layer: int) -> torch.Tensor:
 def _fill(store: Datastore, states: torch.Tensor, centred: bool = False) -> None:
     if centred:
         store.centre.copy_(states.mean(0))
-    store.keys.data = states - store.centre
+    store.keys.data = states.sub_(store.centre)
 
 
 def _artifact(kind: str, store: Datastore, model: Model, settings: Settings, data: Iterable[Any]) -> Artifact:
@@ -240,7 +252,7 @@ async def _measured(
             own.append(float(row.logits.float().log_softmax(-1)[token].exp()))
             places, distances = store.nearest(store.key_of(row.hidden[settings.layer]), NEIGHBOURS)
             right = (store.values[places] == token).float()
-            found.append([float((right * (-distances / each).softmax(-1)).sum()) for each in TEMPERATURES])
+            found.append([float((right * weights_of(-distances, each)).sum()) for each in TEMPERATURES])
             nearest.append(float(distances[0]))
         advance("measuring", len(own), min(MEASURED, sum(map(len, held))))
     if not own:
