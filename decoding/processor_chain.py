@@ -65,10 +65,10 @@ class Chain:
         past: hidden states of the sequence's tokens, where a processor reads them.
     """
 
-    __slots__ = ("_asked", "_reads", "after", "after_greedy", "before", "past", "sampling")
+    __slots__ = ("_asked", "_networks", "_reads", "after", "after_greedy", "before", "past", "sampling")
 
     def __init__(self, sampling: SamplingParams, networks: Mapping[int, Any] = NO_NETWORKS) -> None:
-        self.sampling, self._asked = sampling, _asked(sampling)
+        self.sampling, self._asked, self._networks = sampling, _asked(sampling), networks
         links = [Link(part.stage, rank, part) for rank, part in _flat(sampling)]
         links += [Link(part.stage, OWN + rank, part) for rank, part in enumerate(own_processors(sampling, networks))]
         links.sort(key=lambda link: link.place)
@@ -87,6 +87,12 @@ class Chain:
                 found = found | link.part.reads(num_layers)
             self._reads[num_layers] = found
         return found
+
+    def fork(self) -> Chain:
+        """Return the chain of a fork: processors of its own, and the same states."""
+        twin = Chain(self.sampling, self._networks)
+        twin.past = self.past.fork()
+        return twin
 
     def fits(self, sampling: SamplingParams) -> bool:
         """Whether other parameters ask for the same processors; they are then its own."""

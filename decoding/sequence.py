@@ -57,7 +57,8 @@ class Sequence:
     Attributes:
         owner: whose request it is: not the `tenant` of what the pool asks on an account of its own.
         tokens: prompt and answer; only `append` and `extend` add to it, nothing ever shortens it.
-        chain: its logits processors, made of `sampling` when a row is read; forks make their own.
+        chain: its logits processors, made of `sampling` when a row is read; forks have their own, but share
+            the hidden states of the tokens that both have.
         networks: that its own logits processors ask, by their places in `sampling.processors`; set by the creator.
         constraint: structure of the answer's text; None: free. Set by the creator; forks have their own.
         thinking: how its thinking is found; None: it is not. Set by the creator.
@@ -237,6 +238,8 @@ class Sequence:
         twin.owner = self.owner
         twin.renderings = self.renderings
         twin.networks = self.networks
+        if self.chain is not None and self.chain.past:
+            twin.chain = self.chain.fork()
         twin.num_prompt_tokens = self.num_prompt_tokens
         twin.prompt_set = self.prompt_set
         twin.generated = list(self.generated)

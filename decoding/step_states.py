@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 LAST = -1  # before the head, after the last norm
-HIDDEN_AT_FIRST = 64  # tokens that room is made for
+ROOM_AT_FIRST = 64  # tokens
+MOST_PARTS = 8  # that a layer's states are shared with forks in
+
+
+@dataclass(slots=True)
+class _Layer:
+    """States of one layer: parts that are shared with forks, and never written again, and its own after them.
+
+    Attributes:
+        own: [room, width], of which the first `count` are states.
+        count: see `own`.
+        shared: [n, width] each.
+        before: states in `shared`.
+    """
+
+    own: torch.Tensor
+    count: int = 0
+    shared: tuple[torch.Tensor, ...] = ()
+    before: int = 0
+
+    def put(self, states: torch.Tensor) -> None:
+        end = self.count + len(states)
+        if end > len(self.own):
+            grown = self.own.new_empty(max(ROOM_AT_FIRST, end * 3 // 2), self.own.shape[1])
+            grown[: self.count] = self.own[: self.count]
+            self.own = grown
+        self.own[self.count : end] = states
+        self.count = end
+
+    def fork(self) -> _Layer:
+        if self.count:
+            parts = [*self.shared, self.own[: self.count].clone()]
+            if len(parts) > MOST_PARTS:
+                parts = [torch.cat(parts)]
+            self.shared, self.before = tuple(parts), self.before + self.count
+            self.own, self.count = self.own.new_empty(0, self.own.shape[1]), 0
+        return _Layer(self.own.new_empty(0, self.own.shape[1]), 0, self.shared, self.before)
+
+    def pick(self, places: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros((len(places), self.own.shape[1]), device=self.own.device)
+        begin = 0
+        for part in (*self.shared, self.own[: self.count]):
+            end = begin + len(part)
+            here = ((places >= begin) & (places < end)).nonzero()[:, 0]
+            if len(here):
+                taken = part.index_select(0, (places[here] - begin).to(part.device))
+                found.index_copy_(0, here.to(part.device), taken.to(found.dtype))
+            begin = end
+        return found
 
 
 class PastStates:
     """Hidden states of a sequence's tokens, by model and layer: from the first token on, as far as they are known.
 
-    A state depends on the tokens up to its own alone, and a sequence only grows: what is known stays right.
+    A state depends on the tokens up to its own alone, and a sequence only grows: what is known stays right. Forks share
+    the states of the tokens they have in common. Those of a model are forgotten when its cache of the sequence is given
+    back, so that their memory is bounded by the tokens that are cached. Safe to be used from several threads.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_layers", "_lock")
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], tuple[torch.Tensor, int]] = {}
+        self._layers: dict[tuple[str, int], _Layer] = {}
+        self._lock = threading.Lock()  # forks are made while forwards run
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
 
     def known(self, model: str, layer: int) -> int:
         """Return how many of the first tokens have their states here.
@@ -29,26 +84,44 @@ class PastStates:
             model: digest of the model.
             layer: see `ReadSpec.hidden`.
         """
-        held = self._held.get((model, layer))
-        return 0 if held is None else held[1]
+        held = self._layers.get((model, layer))
+        return 0 if held is None else held.before + held.count
 
     def put(self, model: str, layer: int, start: int, states: torch.Tensor) -> None:
         """Take the states, [n, width], of the tokens from `start` on; left out where those before are not known."""
-        count, end = self.known(model, layer), start + len(states)
-        if start > count or end <= count:
-            return
-        held, _ = self._held.get((model, layer), (states.new_empty(HIDDEN_AT_FIRST, states.shape[1]), 0))
-        if end > len(held):
-            grown = held.new_empty(2 * end, held.shape[1])
-            grown[:count] = held[:count]
-            held = grown
-        held[count:end] = states[count - start :]
-        self._held[model, layer] = (held, end)
+        with self._lock:
+            count = self.known(model, layer)
+            if start > count or start + len(states) <= count:
+                return
+            held = self._layers.get((model, layer))
+            if held is None:
+                held = self._layers[model, layer] = _Layer(states.new_empty(0, states.shape[1]))
+            held.put(states[count - start :])
 
-    def of(self, model: str, layer: int) -> torch.Tensor | None:
-        """Return the states of the first tokens, [known, width], not to be modified; None: of none."""
-        held = self._held.get((model, layer))
-        return None if held is None else held[0][: held[1]]
+    def pick(self, model: str, layer: int, places: torch.Tensor) -> torch.Tensor | None:
+        """Return the states of some tokens, float32 [n, width]; zeros where they are not known. None: none is.
+
+        Args:
+            model: digest of the model.
+            layer: see `ReadSpec.hidden`.
+            places: of the tokens, int64 [n].
+        """
+        with self._lock:
+            held = self._layers.get((model, layer))
+            return None if held is None else held.pick(places)
+
+    def forget(self, model: str) -> None:
+        """Drop all states of a model."""
+        with self._lock:
+            for key in [key for key in self._layers if key[0] == model]:
+                del self._layers[key]
+
+    def fork(self) -> PastStates:
+        """Return those of a fork of the sequence."""
+        twin = PastStates()
+        with self._lock:
+            twin._layers = {key: held.fork() for key, held in self._layers.items()}
+        return twin
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -265,6 +265,8 @@ class BlockTable:
         """Give back everything (preemption or release); the sequence can be computed anew at any time."""
         self.truncate(0)
         self.promised = 0
+        if self.seq.chain is not None:
+            self.seq.chain.past.forget(self.pool.model)
 
 
 def promised(tables: Collection[BlockTable]) -> int:

@@ -135,6 +135,12 @@ def test_the_vector_form_compares_what_stood_before_each_token(n: int, drafted: 
     assert made[0].tolist() == pytest.approx(mixed, abs=1e-5)
 
 
+def held(past: PastStates, model: str, count: int) -> torch.Tensor:
+    found = past.pick(model, LAST, torch.arange(count))
+    assert found is not None
+    return found
+
+
 def test_past_states_are_taken_without_gaps_and_once() -> None:
     past = PastStates()
     states = torch.arange(300.0)[:, None].expand(-1, 2)
@@ -142,7 +148,30 @@ def test_past_states_are_taken_without_gaps_and_once() -> None:
     assert past.known("a", LAST) == 0
     for start, end in ((0, 3), (2, 90), (10, 20), (91, 95), (90, 300)):
         past.put("a", LAST, start, states[start:end] if end > 20 or start < 3 else -states[start:end])
-    held = past.of("a", LAST)
-    assert held is not None
-    assert torch.equal(held, states)
-    assert past.of("b", LAST) is None
+    assert torch.equal(held(past, "a", 300), states)
+    assert past.pick("b", LAST, torch.arange(3)) is None
+    assert past.pick("a", LAST, torch.tensor([7, 400, 7])).tolist() == [[7.0, 7.0], [0.0, 0.0], [7.0, 7.0]]  # type: ignore[union-attr]
+    past.forget("b")
+    assert past.known("a", LAST) == 300
+    past.forget("a")
+    assert past.known("a", LAST) == 0
+
+
+def test_forks_share_states_and_go_on_alone() -> None:
+    past, ends = PastStates(), []
+    states = torch.arange(200.0)[:, None].expand(-1, 2)
+    for length in range(20):  # forks of forks: more than there are parts
+        past.put("a", LAST, 5 * length, states[5 * length : 5 * length + 5])
+        twin, other = past.fork(), past.fork()
+        twin.put("a", LAST, 5 * length + 5, -states[: length + 1])
+        ends.append((other, 5 * length + 5, twin, length + 1))
+        past = other if length % 2 else past
+    for same, known, twin, own in ends:
+        assert torch.equal(held(same, "a", known), states[:known])
+        assert torch.equal(held(twin, "a", known + own), torch.cat([states[:known], -states[:own]]))
+    assert torch.equal(held(past, "a", 100), states[:100])
+
+
+def test_a_token_that_stands_at_many_places_is_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoding.processors.fsd_vector.MOST_COMPARED", 3)
+    test_the_vector_form_compares_what_stood_before_each_token(n=3, drafted=4)
