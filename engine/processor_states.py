@@ -36,6 +36,11 @@ def first_without_states(table: BlockTable) -> int:
     return min((chain_of(seq).past.known(pool.model, layer) for layer in layers), default=sys.maxsize)
 
 
+def lacks_last(table: BlockTable) -> bool:
+    """Return whether exactly the last token is not cached, and all states that its processors read are known."""
+    return table.lacks_last() and not (table.seq.sampling.processors and first_without_states(table) < len(table))
+
+
 def processors_read(feeds: Sequence[Feed]) -> ReadSpec:
     """Return what the processors of the sequences that are fed read, all together."""
     found = NOTHING

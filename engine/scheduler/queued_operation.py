@@ -15,7 +15,7 @@ from decoding.partial_forward import WHOLE, Exit
 from decoding.row_context import RowContext
 from decoding.token_reader import reads_ahead
 from engine.cache.table import BlockTable
-from engine.processor_states import first_without_states, reads_layers
+from engine.processor_states import first_without_states, lacks_last, reads_layers
 from engine.runner import Feed
 from turnout.tracing import current
 
@@ -152,7 +152,7 @@ class QueuedOperation:
         if self.loop is None or self.block is not NO_ROWS or self.background or self.traces:
             return False
         table = self.table
-        return table.reused is None and not self.future.done() and table.lacks_last() and bool(table.seq.generated)
+        return table.reused is None and not self.future.done() and lacks_last(table) and bool(table.seq.generated)
 
     @property
     def runs(self) -> bool:

@@ -113,6 +113,23 @@ async def test_states_of_cached_prompts_forks_and_preempted_answers_are_computed
     assert model.pool.num_held == 0
 
 
+async def test_a_fork_of_a_cached_answer_and_a_chain_made_anew_go_on_with_the_states_of_all_tokens() -> None:
+    model, plain = twins(config_of("llama"), seed=4, **SMALL)
+    first = sequence(VECTOR, prompt_of(16))
+    await model.decode(first, StopCondition(max_tokens=5))
+    digest = model.pool.model
+    twin = model.fork(first)
+    known = chain_of(first).past.known(digest, LAST)
+    assert known == chain_of(twin).past.known(digest, LAST) == len(twin) - 1
+    anew = model.fork(first)
+    anew.chain = None  # as in a replica that was written anew; its cache stays
+    for each in (first, twin, anew):
+        await write(model, each)
+        assert each.tokens == expected(plain, each)
+        assert chain_of(each).past.known(digest, LAST) == 0  # given back with the cache
+    assert len(first) == 26
+
+
 async def test_hypothetical_tokens_are_part_of_the_text() -> None:
     model, plain = twins(config_of("llama"), seed=5, **SMALL)
     seq = sequence(VECTOR, prompt_of(15))
