@@ -36,8 +36,8 @@ class PreparedContrast:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all of its prompts."""
-        return sum(map(len, self.prompts.values()))
+        """Tokens of all of its prompts, and the most that are written to choose among them."""
+        return sum(map(len, self.prompts.values())) + (0 if self.part.is_off else self.part.decide_tokens)
 
     def of_call(self, call: GenerateCall, share: Share) -> RequestContrast:
         """Return what methods see; each prompt has the scope of its own tokens in the cache."""

@@ -330,7 +330,10 @@ class Regained:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Lengths of the prompt and of a contrast's others, with the first event of a call with `include_prompt_len`."""
+    """Lengths of the prompt and of a contrast's others, with the first event of a call with `include_prompt_len`.
+
+    Those of the contrast include the most tokens that it lets the model write to choose among them.
+    """
 
     prompt_tokens: int
     stream_tokens: int = 0

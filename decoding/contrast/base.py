@@ -146,6 +146,11 @@ class Contrast(Part):
         """
         return {}
 
+    @property
+    def decide_tokens(self) -> int:
+        """Most tokens that `decide` lets the model write: they are no part of the answer, and charged beforehand."""
+        return 0
+
     @abstractmethod
     def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """Combine the streams of one request; rows are the next tokens after each prefix of a draft.

@@ -104,6 +104,11 @@ class Savcd(Contrast):
         """See `Contrast.decide`."""
         return {DROP: chosen(await ask(CHOICE, self.params.choice_tokens))} if self._asks else {}
 
+    @property
+    def decide_tokens(self) -> int:
+        """See `Contrast.decide_tokens`."""
+        return self.params.choice_tokens if self._asks else 0
+
     def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         alpha, main = self.params.alpha, logits[:, 0]

@@ -140,6 +140,7 @@ def with_store(pool: LocalPool, folder: Path, tenant: str) -> LocalPool:
 
 
 async def test_datastores_of_tenants_are_apart_in_one_batch(pool: LocalPool, tmp_path: Path) -> None:
+    artifacts = pool.model_pool.artifacts
     for tenant in ("a", "b"):
         with_store(pool, tmp_path, tenant)
     call = asked({"name": "knn_lm", "weight": 1}, max_tokens=4)
@@ -153,6 +154,9 @@ async def test_datastores_of_tenants_are_apart_in_one_batch(pool: LocalPool, tmp
     assert isinstance(none, TurnoutError)
     assert (none.field, "available: none" in none.message or "knn_lm" in none.message) == ("contrast.artifact", True)
     assert any("artifact knn_lm, version" in note for note in first.usage.notes)
+    pool.forget("a")
+    read = [tmp_path / "tenants" / tenant / "knn_lm.safetensors" in artifacts.files for tenant in ("a", "b")]
+    assert read == [False, True]
 
 
 async def test_the_model_chooses_a_distortion_before_its_answer(
@@ -163,12 +167,17 @@ async def test_the_model_chooses_a_distortion_before_its_answer(
     monkeypatch.setattr("decoding.contrast.savcd.QUESTION", "How is it distorted: {question}?")
     call = asked({"name": "savcd", "choice_tokens": 3, "alpha": 5}, CONTEXT)
     made = await answer(pool, call)
-    fixed = await answer(pool, asked({"name": "savcd", "distortion": "drop", "alpha": 5}, CONTEXT))
+    fixed_call = asked({"name": "savcd", "distortion": "drop", "alpha": 5}, CONTEXT)
+    fixed = await answer(pool, fixed_call)
     assert made.ids == fixed.ids  # random letters choose nothing, so it is dropped
     large = pool.roles["large"]
     prepared = pool.intake().prepare(call)
     assert prepared.contrast is not None
     question = len(prepared.contrast.prompts["choice"])
+    assert prepared.contrast.num_tokens == 3 + sum(map(len, prepared.contrast.prompts.values()))
+    prepared = pool.intake().prepare(fixed_call)
+    assert prepared.contrast is not None
+    assert prepared.contrast.num_tokens == len(prepared.contrast.prompts["drop"])
     read, other = (each.usage.models[large] for each in (made, fixed))
     both = read.prompt_tokens + read.cached_tokens - other.prompt_tokens - other.cached_tokens
     assert both == question
