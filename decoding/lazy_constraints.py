@@ -26,8 +26,8 @@ MOST_VISITED = 16  # tokens of a row; then its mask is asked for
 def lazy_rows(rows: Rows[RowContext], wants: Rows[ReadSpec]) -> dict[int, RowContext]:
     """Return the rows of which only the token is wanted, and whose constraint is asked token by token.
 
-    Not those whose distribution is read (`probs` is the masked law, exactly, as is what is processed), or is cut by its
-    shape: that comes after the mask.
+    Not those whose distribution is read (`probs` is the masked law, exactly, as is what is processed, and what a drawn
+    token's surprise comes from), or is cut by its shape: that comes after the mask.
     """
     found = {}
     for place, (row, want) in enumerate(zip(rows, wants, strict=True)):
@@ -37,6 +37,8 @@ def lazy_rows(rows: Rows[RowContext], wants: Rows[ReadSpec]) -> dict[int, RowCon
         if want.probs or want.margin or want.weighs:
             continue
         chain, sampling = chain_of(row.seq), row.seq.sampling
+        if want.surprise and not sampling.greedy:
+            continue
         after = chain.after_greedy if sampling.greedy else chain.after
         if not sampling.bans_tokens and all(isinstance(link.part, Temperature) for link in after):
             found[place] = row

@@ -8,7 +8,8 @@ from typing import Any
 
 import decoding.operations
 import engine.kv_operations
-from actors.packing import _BYTES, _CODECS, _layout
+from actors.packing import _BYTES, _CODECS, _NUMBERS, _layout
+from decoding.model import Readout
 from decoding.operations import Operation
 
 # Tensors, and what bears them.
@@ -32,3 +33,8 @@ def test_only_tensors_and_components_have_no_codec() -> None:
 
 def test_every_codec_is_used() -> None:
     assert set(_CODECS) <= {str(field.type) for kind in operations() for field in fields(kind)}
+
+
+def test_every_number_of_a_readout_travels() -> None:
+    tensors = {"probs", "logits", "hidden", "before", "mean"}
+    assert {"token", *_NUMBERS} == {field.name for field in fields(Readout)} - tensors

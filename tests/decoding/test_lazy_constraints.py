@@ -70,14 +70,23 @@ def rows_of(constraint: Constraint) -> list[RowContext]:
     return made
 
 
+def test_a_surprise_is_that_of_the_masked_law() -> None:
+    [found] = read(torch.zeros((1, VOCAB)), [row(Multiples(8, is_lazy=True), seed=1)], [ReadSpec(surprise=True)])
+    assert found.surprise_bits == pytest.approx(3.0)  # one of eight
+
+
 @pytest.mark.parametrize("divisor", [2, 3, 60])
 def test_tokens_are_those_of_the_mask(divisor: int) -> None:
     lazy, masked = Multiples(divisor, is_lazy=True), Multiples(divisor, is_lazy=False)
-    wants = [ReadSpec(logprob=True, entropy=place % 5 == 0, probs=place % 6 == 0) for place in range(60)]
+    wants = [
+        ReadSpec(logprob=True, entropy=place % 5 == 0, probs=place % 6 == 0, surprise=place % 4 == 0)
+        for place in range(60)
+    ]
     one, other = read(logits(60), rows_of(lazy), wants), read(logits(60), rows_of(masked), wants)
     for mine, theirs, want in zip(one, other, wants, strict=True):
         assert (mine.token, mine.logprob, mine.entropy_bits) == (theirs.token, theirs.logprob, theirs.entropy_bits)
         assert not want.probs or torch.equal(_probs(mine), _probs(theirs))
+        assert mine.surprise_bits == theirs.surprise_bits
     assert masked.asked["permits"] == 0
     assert 0 < lazy.asked["permits"] <= 60 * MOST_VISITED
 

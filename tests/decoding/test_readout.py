@@ -1,10 +1,12 @@
 import math
 from dataclasses import replace
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
 import torch
 
+from actors.packing import _pack_rows, _unpack_rows
 from decoding.logits import choice_scores, process
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_key, round_seed
@@ -67,6 +69,37 @@ def test_a_batch_of_everything_equals_its_rows_alone():
     assert together[5] == Readout()
     assert [row.token >= 0 for row in together] == [True, True, False, False, True, False]
     assert [len(row.top) for row in together] == [4, 4, 2, 0, 0, 0]
+
+
+def test_every_combination_of_readings_is_in_a_batch_what_it_is_alone() -> None:
+    """All pairs of readings, of greedy, drawn and structured rows together, and as they come from an actor."""
+    single: list[dict[str, Any]] = [
+        *({name: True} for name in ("entropy", "logprob", "margin", "surprise", "certainty", "probs", "logits")),
+        *({"draw": None}, {"top": 3}, {"top_processed": 5}, {"processed_of": (7, 2)}),
+    ]
+    pairs = [ReadSpec(**one) | ReadSpec(**{"draw": None, **two}) for one in single for two in single]
+    pairs += [replace(each, draw=None) for each in pairs]
+    kinds = [
+        lambda seed: row_of(seed),
+        lambda seed: row_of(seed, temperature=0.0, repetition_penalty=1.3),
+        lambda seed: row_of(seed, temperature=0.6, top_k=4, path=(3,)),
+        lambda seed: structured("(c|d)d", []),
+    ]
+    rows = [kinds[place % len(kinds)](place) for place in range(len(pairs))]
+    raw = torch.cat([logits(len(pairs)), torch.full((len(pairs), len(CHARS) + 2 - VOCAB), -3.0)], dim=1)
+    for order in (pairs, pairs[1:] + pairs[:1]):  # with another kind of row
+        together = read(raw, rows, order)
+        plain = [each for each in together if not each.bears_tensors]
+        assert _unpack_rows(_pack_rows(plain, dumps), loads) == plain
+        for index, row in enumerate(together):
+            [alone] = read(raw[index : index + 1], [rows[index]], [order[index]])
+            same(row, alone)
+            for name in ("surprise_bits", "certainty", "allowed_logprob"):
+                one, other = getattr(row, name), getattr(alone, name)
+                assert one is other is None or one == pytest.approx(other, rel=1e-5)
+            for name in ("top_processed", "processed_of"):
+                assert dict(getattr(row, name)) == pytest.approx(dict(getattr(alone, name)), rel=1e-5)
+            assert (row.surprise_bits is not None) == (order[index].surprise and row.token >= 0 and index % 4 in (0, 2))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
