@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import torch
 from decoding.contrast.base import MAIN, RequestContrast, Stream, StreamRows
 from decoding.decode_loop import run_decode_loop
 from decoding.drafters.base import Candidates
-from decoding.model import Model, ModelPool, Readout, ReadSpec, Request, WrappedModel
+from decoding.model import Busy, Model, ModelPool, Readout, ReadSpec, Request, WrappedModel
 from decoding.operations import Decode, Extend, Handlers, Operation, Verify
 from decoding.read_spec import Decoded
 from decoding.row_context import RowContext
@@ -151,6 +152,20 @@ class ContrastedModel(WrappedModel):
         """See `decoding.speculation.RunsHere.reading_seconds`."""
         own = getattr(self.inner, "reading_seconds", None)
         return own() if own is not None else 0.0
+
+    def busy(self) -> Busy:
+        """See `decoding.model.Model.busy`; every stream takes its share of the capacity."""
+        readers = Counter(reader.model.name for reader in self._readers)
+        fitting = [reader.model.busy().capacity // readers[reader.model.name] for reader in self._readers]
+        return replace(self.inner.busy(), capacity=min(filter(None, fitting), default=0))
+
+    def fork(self, seq: Sequence, seed: int | None = None) -> Sequence:
+        """See `decoding.model.Model.fork`; its streams are forked with it."""
+        twin = self.inner.fork(seq, seed)
+        if seq in self._followers:
+            pairs = zip(self._readers[1:], self._followers[seq], strict=True)
+            self._followers[twin] = [reader.model.fork(follower) for reader, follower in pairs]
+        return twin
 
     def release(self, seq: Sequence) -> None:
         """See `decoding.model.Model.release`."""

@@ -14,7 +14,7 @@ from decoding.contrast.cfg import Cfg
 from decoding.contrast.contrastive import Contrastive
 from decoding.contrasted_model import ContrastedModel, contrasted
 from decoding.fakes import TableModel, pair
-from decoding.model import Readout, ReadSpec, Request
+from decoding.model import Busy, Readout, ReadSpec, Request
 from decoding.sequence import Sequence
 from tests.decoding.head_models import StateModel
 from turnout.registry import get_method
@@ -124,3 +124,26 @@ async def test_what_is_decided_before_the_first_token() -> None:
     meter = request.stream_meter.models["large"]
     assert (meter.generated_tokens, meter.prompt_tokens) == (0, 2 + 2 + 2)
     assert model.busy().sequences == 0
+
+
+@pytest.mark.asyncio
+async def test_streams_of_forks_are_forked_with_them() -> None:
+    """Every hypothesis of a search feeds one token to each stream, and the prompts are fed once."""
+    small, large = table("small", [0.0, 0.3, 0.1, 0.2]), table("large", [0.0, 0.1, 0.2, 0.1])
+    request, info = Request("r", sequence(), contrast=RequestContrast(Contrastive())), get_method("search")
+    params = info.parse({"width": 3})
+    with contrasted(request, pair(small, large), params) as models:
+        async for _ in info.run(request, models, params):
+            pass
+    large.release(request.sequence)
+    assert small.fed_tokens == large.fed_tokens == len(PROMPT) + 3 * 5
+    assert small.busy().sequences == large.busy().sequences == 0
+
+
+def test_all_streams_share_the_memory_of_their_model() -> None:
+    small, large = table("small", [0.0] * 4), table("large", [0.0] * 4)
+    small.busy = lambda: Busy(0, 0, capacity=100, block_size=4)  # type: ignore[method-assign]
+    large.busy = lambda: Busy(7, 0, capacity=300, block_size=4)  # type: ignore[method-assign]
+    negative = RequestContrast(Cfg(), {"negative": StreamPrompt((0,))})
+    assert ContrastedModel(large, pair(small, large), negative, sequence()).busy() == Busy(7, 0, 150, 4)
+    assert ContrastedModel(large, pair(small, large), RequestContrast(Contrastive()), sequence()).busy().capacity == 100
