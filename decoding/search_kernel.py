@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from decoding.decode_loop import reported
 from decoding.model import Model, Readout, ReadSpec
-from decoding.search.base import Hypothesis, Search
+from decoding.search.base import MOST_OPEN, Hypothesis, Search
 from decoding.sequence import Sequence
 from decoding.verifiers.base import emitted
 from turnout.errors import out_of_range
@@ -29,39 +29,74 @@ class SearchKernel:
         prompt: sequence of the request; nothing is appended to it, and the work is charged to it.
         state: of the search, of the empty answer.
         kept: most sequences that are kept between two batches.
+        field: named where the search does not fit.
 
     Attributes:
-        written: hypotheses that were read, and so written on forks.
+        num_written: hypotheses that were read, and so written on forks.
     """
 
-    def __init__(self, model: Model, search: Search, prompt: Sequence, state: Any, kept: int) -> None:
-        self.written: set[Hypothesis] = set()
+    def __init__(self, model: Model, search: Search, prompt: Sequence, state: Any, kept: int, field: str) -> None:
+        self.num_written = 0
+        self._field, self._batch = field, list[Hypothesis]()
         self._model, self._search, self._prompt, self._kept = model, search, prompt, kept
         self._reported = reported(prompt)
         self._root = Hypothesis(None, state=state, seq=prompt)
         self._live: dict[Hypothesis, None] = {}  # with sequences of their own, the newest last
 
     async def run(self) -> list[Hypothesis]:
-        """Search; return hypotheses to answer with, the best first. Close it afterwards."""
+        """Search; return hypotheses to answer with, the best first. Close it afterwards.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE, naming the field: hypotheses to be read do not fit the memory of the model, or
+                too many wait.
+        """
         search, open_, done = self._search, [self._root], list[Hypothesis]()
-        while batch := search.pick(open_):
+        while batch := self._fitting(search.pick(open_)):
             self._write(batch, open_)
             candidates = search.expand(batch, await self._read(batch))
             for each in candidates:
                 each.ended = self._ends(each)
             selection = search.select(candidates, open_, done)
             open_, done = selection.open, selection.done
+            if len(open_) > MOST_OPEN:
+                raise out_of_range(self._field, f"more than {MOST_OPEN} hypotheses wait; lower it or max_tokens")
             for each in (*open_, *done):
                 self._settle(each)
             self._forget(open_)
             if not open_ or search.finished(open_, done):
                 break
-        return search.best(open_, done)
+        return await asyncio.to_thread(search.best, open_, done)  # of a large lattice it takes seconds
 
     def close(self) -> None:
         """Release all sequences."""
         for each in list(self._live):
             self._release(each)
+
+    def _fitting(self, batch: list[Hypothesis]) -> list[Hypothesis]:
+        """Return a batch whose caches fit the memory of the model together.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE: they do not.
+        """
+        most = self._num_blocks()
+        if most and len(batch) > 1 and self._held(batch) > most:
+            longest = max(each.length for each in batch)
+            raise out_of_range(
+                self._field,
+                f"{len(batch)} hypotheses of {longest} tokens do not fit the memory of {self._model.name}; lower it"
+                " or max_tokens",
+            )
+        self._batch = batch
+        return batch
+
+    def _num_blocks(self) -> int:
+        """Blocks of the model's memory; 0: not known."""
+        busy = self._model.busy()
+        return busy.capacity // busy.block_size
+
+    def _held(self, hypotheses: Collection[Hypothesis]) -> int:
+        """Blocks that the caches of hypotheses and of the prompt hold, exactly only where they may be too many."""
+        return held_blocks(hypotheses, len(self._prompt), self._model.busy().block_size)
 
     def _write(self, batch: list[Hypothesis], open_: list[Hypothesis]) -> None:
         """Give each of a batch its sequence: its parent's, or a fork of it where others need that."""
@@ -91,10 +126,11 @@ class SearchKernel:
     def _place(self, each: Hypothesis, seq: Sequence) -> None:
         """Let a sequence that holds the beginning of a hypothesis be its own."""
         self._live[each], each.seq = None, seq
-        for node in each.path[len(seq.generated) - len(self._prompt.generated) :]:
+        for node in each.last(each.length - (len(seq.generated) - len(self._prompt.generated))):
             assert node.details is not None
             seq.append(node.details, self._model.num_parameters)
-        self.written.add(each)
+        self.num_written += not each.was_read
+        each.was_read = True
 
     async def _read(self, batch: list[Hypothesis]) -> list[Readout]:
         """Read all of a batch together; the others end with the first that fails."""
@@ -144,6 +180,13 @@ class SearchKernel:
             self._release(each)
         for each in list(self._live)[: max(len(self._live) - self._kept, 0)]:
             self._release(each)
+        half = self._num_blocks() // 2  # what only waits leaves the rest to other requests
+        just_read = set(self._batch)
+        waiting = [each for each in self._live if each not in just_read] if half else []
+        while waiting and self._held(self._live) > half:
+            for each in waiting[: -(-len(waiting) // 2)]:
+                self._release(each)
+            waiting = waiting[-(-len(waiting) // 2) :]
 
     def _release(self, each: Hypothesis) -> None:
         """Give a sequence back; its work is the request's, its tokens are counted when the search is over."""
@@ -156,24 +199,29 @@ class SearchKernel:
         self._model.release(seq)
 
 
-def count_discarded(prompt: Sequence, model: Model, written: set[Hypothesis], shown: Iterable[Hypothesis]) -> None:
+def count_discarded(prompt: Sequence, model: Model, num_written: int, shown: Iterable[Hypothesis]) -> None:
     """Count as discarded what was written on forks and is in no answer."""
-    lost = written.difference(*(each.path for each in shown))
-    prompt.meter.of(model.name, model.num_parameters).discarded_tokens += len(lost)
+    kept = {node for each in shown for node in each.path if node.was_read}
+    prompt.meter.of(model.name, model.num_parameters).discarded_tokens += num_written - len(kept)
 
 
-def check_room(model: Model, prompt: Sequence, width: int, field: str) -> None:
-    """Refuse more hypotheses than the model's memory holds at their greatest length; the prompt is held once.
+def held_blocks(hypotheses: Iterable[Hypothesis], num_before: int, size: int) -> int:
+    """Return the blocks that caches of hypotheses hold, with that of the prompt.
 
-    Raises:
-        TurnoutError: OUT_OF_RANGE, naming the field and the greatest number that fits.
+    They share the full blocks of what they have in common; the block that is begun is a copy of each one's own.
+
+    Args:
+        hypotheses: each with all of its tokens in its cache.
+        num_before: tokens of the prompt.
+        size: tokens of a block.
     """
-    busy = model.busy()
-    if not busy.capacity:
-        return
-    block = busy.block_size
-    own = -(-prompt.num_remaining // block) + 1  # the block in which the prompt ends is copied
-    room = busy.capacity // block - -(-len(prompt) // block)
-    if width * own > room:
-        fitting = f"at most {max(room // own, 0)} of up to {prompt.num_remaining} tokens fit the memory of {model.name}"
-        raise out_of_range(field, f"{width} hypotheses; {fitting}; or lower max_tokens")
+    seen: set[Hypothesis] = set()
+    count = -(-num_before // size)
+    for each in hypotheses:
+        here: Hypothesis | None = each
+        count += (num_before + each.length) % size != 0
+        while here is not None and here.parent is not None and here not in seen:
+            seen.add(here)
+            count += (num_before + here.length) % size == 0
+            here = here.parent
+    return count

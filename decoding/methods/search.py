@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from decoding.model import Model, ModelPool, Request
 from decoding.search.base import PACKAGE, Hypothesis, Search, SearchTask
-from decoding.search_kernel import SearchKernel, check_room, count_discarded
+from decoding.search_kernel import SearchKernel, count_discarded
 from turnout.errors import invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, ModelRole, method
@@ -65,16 +65,15 @@ async def search(request: Request, models: ModelPool, params: SearchParams) -> A
     width = params.width or max(WIDTH, len(answers))
     if width < len(answers):
         raise invalid(f"{FIELD}.width", f"{width}, but n is {len(answers)}: at least n are needed")
-    check_room(model, prompt, width, f"{FIELD}.width")
     is_free = prompt.constraint is None and not prompt.sampling.bans_tokens
     task = SearchTask(width, len(answers), prompt.num_remaining, prompt.end_ids, model.vocab_size, is_free)
-    kernel = SearchKernel(model, part, prompt, part.begin(task, models), KEPT * width)
+    kernel = SearchKernel(model, part, prompt, part.begin(task, models), KEPT * width, f"{FIELD}.width")
     try:
         found = await kernel.run()
     finally:
         kernel.close()
     shown = _shown(found, len(answers), request)
-    count_discarded(prompt, model, kernel.written, shown)
+    count_discarded(prompt, model, kernel.num_written, shown)
     if (report := part.report()) is not None:
         request.extra[part.name] = report
         counts = [f"{name} {value}" for name, value in report.items() if not isinstance(value, list)]

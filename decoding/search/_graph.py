@@ -9,6 +9,9 @@ from typing import Any
 
 from decoding.search.base import Hypothesis
 
+MOST_COUNTED = 10**15  # ways through a lattice
+Way = tuple[Hypothesis, "Way | None"]  # a node and the way to it
+
 
 class Lattice:
     """Graph of hypotheses, of which some are merged: a node stands for all that were merged into it.
@@ -79,6 +82,14 @@ class Lattice:
 
         What follows both with the same token is merged in turn, so that no answer is spelled twice.
         """
+        left = [(one, into)]
+        while left:
+            one, into = left.pop()
+            if one in self.before and into in self.before and self.can_merge(one, into):
+                left += reversed(self._merge(one, into))
+
+    def _merge(self, one: Hypothesis, into: Hypothesis) -> list[tuple[Hypothesis, Hypothesis]]:
+        """Merge two nodes; return what follows both with the same token, in pairs."""
         for each, logprob in self.before.pop(one).items():
             del self.after[each][one]
             self.connect(each, into, logprob)
@@ -90,10 +101,7 @@ class Lattice:
             del self.ends[one]
             self.ends[into] = None
         self._merged[one] = into
-        for each in following:
-            twin = known.get(each.token)
-            if twin is not None and twin in self.before and each in self.before and self.can_merge(each, twin):
-                self.merge(each, twin)
+        return [(each, known[each.token]) for each in following if each.token in known]
 
     def in_order(self) -> list[Hypothesis]:
         """Return all nodes, each after those before it."""
@@ -109,11 +117,11 @@ class Lattice:
         return found
 
     def num_paths(self) -> int:
-        """Return the number of ways from the start to an end."""
+        """Return the number of ways from the start to an end, up to `MOST_COUNTED`."""
         ways = {self.start: 1}
         for each in self.in_order()[1:]:
-            ways[each] = sum(ways[before] for before in self.before[each])
-        return sum(ways[each] for each in self.ends)
+            ways[each] = min(sum(ways[before] for before in self.before[each]), MOST_COUNTED)
+        return min(sum(ways[each] for each in self.ends), MOST_COUNTED)
 
     def paths(self) -> Iterator[tuple[float, list[Hypothesis]]]:
         """Yield the ways from the start to an end with their log-probabilities, the likeliest first."""
@@ -124,18 +132,19 @@ class Lattice:
                 rest[each] = 0.0
             elif ways:
                 rest[each] = max(ways)
-        order, heap = count(), list[tuple[float, int, float, list[Hypothesis]]]()
+        order, heap = count(), list[tuple[float, int, float, Way]]()
         if self.start in rest:
-            heap.append((-rest[self.start], next(order), 0.0, [self.start]))
+            heap.append((-rest[self.start], next(order), 0.0, (self.start, None)))
         while heap:
-            _, _, logp, path = heapq.heappop(heap)
-            if path[-1] in self.ends:
-                yield logp, path[1:]
+            _, _, logp, way = heapq.heappop(heap)
+            here = way[0]
+            if here in self.ends:
+                yield logp, _nodes(way)[1:]
                 continue
-            for after in self.after[path[-1]]:
+            for after in self.after[here]:
                 if after in rest:
-                    longer = logp + self.before[after][path[-1]]
-                    heapq.heappush(heap, (-longer - rest[after], next(order), longer, [*path, after]))
+                    longer = logp + self.before[after][here]
+                    heapq.heappush(heap, (-longer - rest[after], next(order), longer, (after, way)))
 
     def as_json(self) -> dict[str, Any]:
         """Return nodes (their tokens, the start left out: it is -1), edges by places of nodes, and the ends."""
@@ -151,3 +160,11 @@ class Lattice:
             "ends": sorted(place[each] for each in self.ends),
             "paths": self.num_paths(),
         }
+
+
+def _nodes(way: Way | None) -> list[Hypothesis]:
+    found: list[Hypothesis] = []
+    while way is not None:
+        node, way = way
+        found.append(node)
+    return found[::-1]

@@ -19,6 +19,7 @@ from decoding.sequence import Sequence
 from turnout.types import Token
 
 PACKAGE = "decoding.search"
+MOST_OPEN = 1 << 18  # hypotheses of a request that may wait at once
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,7 @@ class Hypothesis:
         row: what its token was read from; only while it is decided whether it is kept.
         details: its token as the answer reports it, once it is kept.
         seq: the tokens so far with a model's cache, while it is at hand.
+        was_read: whether a model has read its token.
     """
 
     parent: Hypothesis | None
@@ -48,13 +50,18 @@ class Hypothesis:
     row: Readout | None = None
     details: Token | None = None
     seq: Sequence | None = None
+    was_read: bool = False
 
     @property
     def path(self) -> list[Hypothesis]:
         """Hypotheses from the first token to this one."""
+        return self.last(self.length)
+
+    def last(self, count: int) -> list[Hypothesis]:
+        """Return the last `count` hypotheses of its path, or all of them, in their order."""
         found: list[Hypothesis] = []
         here: Hypothesis | None = self
-        while here is not None and here.parent is not None:
+        while len(found) < count and here is not None and here.parent is not None:
             found.append(here)
             here = here.parent
         return found[::-1]

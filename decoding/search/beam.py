@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 from decoding.model import ModelPool
@@ -19,6 +20,10 @@ class BeamSearch(Search):
         """See `Search.begin`."""
         self._beam = Beam(task, task.width, self.params)
         return super().begin(task, models)
+
+    def expand(self, read: list[Hypothesis], rows: Any) -> list[Hypothesis]:
+        """See `Search.expand`: of all together only the likeliest can go on or end."""
+        return heapq.nlargest(self.fanout, super().expand(read, rows), key=lambda each: each.logp)
 
     def select(self, candidates: list[Hypothesis], open_: list[Hypothesis], done: list[Hypothesis]) -> Selection:
         """See `Search.select`."""

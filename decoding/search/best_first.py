@@ -94,9 +94,19 @@ class BestFirstSearch(Search):
                 self._done.append(each)
             else:
                 self._push(each, length + 1)
-        self._heap = [entry for entry in self._heap if self._popped[entry[2]] < self.task.width]
-        heapq.heapify(self._heap)
+        self._prune()
         return Selection([entry[-1] for entry in self._heap if not entry[-1].ended], self._done)
+
+    def _prune(self) -> None:
+        """Forget what cannot come up: so many better ones of its length wait that none is left for it."""
+        places, kept = Counter(self._popped), list[tuple[float, int, int, Hypothesis]]()
+        for entry in sorted(self._heap):
+            places[entry[2]] += 1
+            if places[entry[2]] <= self.task.width:
+                kept.append(entry)
+            else:
+                self._following.pop(entry[3], None)
+        self._heap = kept
 
     def finished(self, open_: list[Hypothesis], done: list[Hypothesis]) -> bool:
         """See `Search.finished`."""

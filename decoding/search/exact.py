@@ -8,11 +8,9 @@ from pydantic import Field, FiniteFloat
 
 from decoding.model import ModelPool, ReadSpec
 from decoding.search._surprisals import Surprisals, surprisals_after
-from decoding.search.base import Hypothesis, Search, SearchTask, Selection, ordered
+from decoding.search.base import MOST_OPEN, Hypothesis, Search, SearchTask, Selection, ordered
 from turnout.errors import invalid
 from turnout.registry import MethodParams
-
-MOST_OPEN = 1 << 20  # continuations that may wait at once
 
 
 class ExactParams(MethodParams):
@@ -35,7 +33,8 @@ class ExactSearch(Search):
     """The n best answers, exactly, by paper #82: depth first, the best continuation first.
 
     No token raises a score, so what scores less than the worst of n answers is left out with all that would follow.
-    The last `width` waiting hypotheses are read in one batch. Where `calls` run out, the report says so.
+    The last `width` waiting hypotheses are read in one batch, or fewer: what waits is bounded. Where `calls` run out,
+    the report says so.
     """
 
     Params = ExactParams
@@ -49,6 +48,8 @@ class ExactSearch(Search):
             raise invalid(
                 "max_tokens", f"at most {most} for an exact search with {task.vocab_size} tokens to choose from"
             )
+        # Each that is read leaves the whole vocabulary waiting, at every length.
+        self._at_once = min(task.width, MOST_OPEN // (task.max_tokens * task.vocab_size))
         self._calls, self._left, self._bound = 0, 1, float("-inf")
         self._read: list[Hypothesis] = []
         super().begin(task, models)
@@ -60,7 +61,7 @@ class ExactSearch(Search):
 
     def pick(self, open_: list[Hypothesis]) -> list[Hypothesis]:
         """See `Search.pick`."""
-        most = min(self.task.width, self.params.calls - self._calls)
+        most = min(self._at_once, self.params.calls - self._calls)
         self._read = open_[-most:] if most > 0 else []
         self._calls += len(self._read)
         return self._read

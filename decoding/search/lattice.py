@@ -10,7 +10,8 @@ from pydantic import Field, FiniteFloat
 
 from decoding.model import ModelPool, ReadSpec
 from decoding.search._graph import Lattice
-from decoding.search.base import Hypothesis, Search, SearchTask, Selection, ordered
+from decoding.search.base import MOST_OPEN, Hypothesis, Search, SearchTask, Selection, ordered
+from turnout.errors import out_of_range
 from turnout.registry import MethodParams
 
 MOST_PATHS = 256  # of the lattice's ways, the likeliest, that answers are chosen from
@@ -64,6 +65,11 @@ class LatticeSearch(Search):
         self._current: Hypothesis | None = None
         self._ending: dict[tuple[int, ...], list[Hypothesis]] = {}  # nodes by the last tokens before and at them
         self._calls, self._completed, self._texts = 0, 0, models.tokenizer
+        branches, calls = self.params.branches, self.params.calls
+        most = MOST_OPEN // (2 * branches)  # half for those that follow when none is begun any more
+        if calls is not None and calls > most:
+            raise out_of_range(f"{self.where}.calls", f"{calls}; at most {most} with {branches} branches")
+        self._budget = min(task.width * task.max_tokens, most) if calls is None else calls
         return super().begin(task, models)
 
     def reads(self, hypothesis: Hypothesis) -> ReadSpec:
@@ -74,8 +80,7 @@ class LatticeSearch(Search):
         """See `Search.pick`."""
         if self._lattice is None:
             self._lattice, self._current = Lattice(open_[0]), open_[0]
-        budget = self.params.calls or self.task.width * self.task.max_tokens
-        while self._current is None and self._heap and self._calls < budget:
+        while self._current is None and self._heap and self._calls < self._budget:
             _, _, each = heapq.heappop(self._heap)
             assert each.parent is not None
             if self._lattice.is_merged(each.parent) or self._lattice.follows(each.parent, each.token):
@@ -118,7 +123,7 @@ class LatticeSearch(Search):
         self._ending.setdefault(self._last(each), []).append(each)
 
     def _last(self, each: Hypothesis) -> tuple[int, ...]:
-        return tuple(each.tokens[-self.params.suffix :])
+        return tuple(node.token for node in each.last(self.params.suffix))
 
     def _same(self, each: Hypothesis) -> Hypothesis | None:
         """A node to merge a continuation into; None: there is none."""

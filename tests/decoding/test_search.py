@@ -10,6 +10,8 @@ import torch
 
 from decoding.fakes import ListText, TableModel, markov, pair
 from decoding.model import Busy, Request
+from decoding.search.base import Hypothesis
+from decoding.search_kernel import held_blocks
 from decoding.sequence import Sequence
 from turnout.errors import Code, TurnoutError
 from turnout.registry import get_method
@@ -142,16 +144,61 @@ async def test_fewer_answers_than_asked_for_repeat_and_say_so() -> None:
     assert request.notes == ["search: only 1 different answers; they repeat"]
 
 
-async def test_a_width_below_n_or_beyond_the_memory_is_refused() -> None:
-    made = model(8)
+async def test_a_width_below_n_is_refused() -> None:
     with pytest.raises(TurnoutError, match="at least n are needed") as caught:
-        await answers(made, n=3, width=2)
+        await answers(model(8), n=3, width=2)
     assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "method.params.width")
-    made.busy = lambda: Busy(0, 0, capacity=40, block_size=4)  # type: ignore[method-assign]
-    with pytest.raises(TurnoutError, match="at most 3 of up to 5 tokens fit") as caught:
-        await answers(made, width=4)
+
+
+def test_blocks_of_hypotheses_are_shared_as_far_as_they_are_alike() -> None:
+    """Blocks of 2 tokens, a prompt of 3: 2 blocks of it, one that ends with a, and that of each end."""
+    start = Hypothesis(None)
+    a = start.child(1, -1.0)
+    b = a.child(2, -1.0)
+    c, d = b.child(3, -1.0), b.child(4, -1.0)
+    assert held_blocks([c, d], 3, 2) == 2 + 1 + 2
+    assert held_blocks([b], 3, 2) == held_blocks([a.child(5, -1.0)], 3, 2) == 2 + 1 + 1
+    assert held_blocks([start.child(1, -1.0), start.child(2, -1.0)], 3, 2) == 2 + 2
+    assert held_blocks([b, c], 3, 2) == 2 + 1 + 2
+
+
+async def test_memory_is_looked_at_as_the_hypotheses_grow() -> None:
+    """A request that names no length is answered where its answers end in time."""
+    ends = TableModel("large", lambda tokens: torch.tensor([9.0 * (len(tokens) > 5), 0, 0.5, 0.2, 0, 0]), VOCAB)
+    ends.busy = lambda: Busy(0, 0, capacity=40, block_size=4)  # type: ignore[method-assign]
+    found, _, _ = await answers(ends, width=4, max_tokens=10_000)
+    assert found[0][-1] == END
+    made = model(8)
+    made.busy = ends.busy  # type: ignore[method-assign]
+    with pytest.raises(TurnoutError, match=r"4 hypotheses of \d+ tokens do not fit the memory of large") as caught:
+        await answers(made, width=4, max_tokens=10_000, ignore_eos=True)
     assert (caught.value.code, caught.value.field) == (Code.OUT_OF_RANGE, "method.params.width")
-    await answers(made, width=3)
+    assert len(made.cached) <= 1
+
+
+async def test_caches_of_hypotheses_that_only_wait_hold_half_of_the_memory_at_most() -> None:
+    made = model(9, sharp=0.5)
+    made.busy = lambda: Busy(0, 0, capacity=24, block_size=2)  # type: ignore[method-assign]
+    most, read = 0, made.next_logits
+
+    def watched(tokens: list[int]) -> torch.Tensor:
+        nonlocal most
+        most = max(most, len(made.cached))
+        return read(tokens)
+
+    made.next_logits = watched
+    found, _, _ = await answers(made, "best_first", width=16, max_tokens=12, ignore_eos=True)
+    bounded, most = most, 0
+    del made.busy
+    assert (await answers(made, "best_first", width=16, max_tokens=12, ignore_eos=True))[0] == found
+    assert bounded <= 8 < most  # of 12 blocks
+
+
+async def test_too_many_hypotheses_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoding.search_kernel.MOST_OPEN", 20)
+    with pytest.raises(TurnoutError, match="more than 20 hypotheses wait") as caught:
+        await answers(model(9, sharp=0.5), "best_first", width=16, max_tokens=12, ignore_eos=True)
+    assert (caught.value.code, caught.value.field) == (Code.OUT_OF_RANGE, "method.params.width")
 
 
 async def test_a_fault_releases_all_hypotheses() -> None:

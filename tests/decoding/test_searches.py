@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from decoding.fakes import TableModel
-from decoding.search._graph import Lattice
+from decoding.search._graph import MOST_COUNTED, Lattice
 from decoding.search._surprisals import Regulariser, Surprisals
-from decoding.search.base import Hypothesis
+from decoding.search.base import Hypothesis, Selection
+from decoding.search.best_first import BestFirstSearch
 from decoding.search.constrained import Phrases, allocate
 from tests.decoding.test_search import END, VOCAB, answers, every_answer, logprob, model
 from turnout.errors import TurnoutError
@@ -137,7 +138,7 @@ async def test_an_exact_search_that_gives_up_says_so_and_one_too_large_is_refuse
     _, _, request = await answers(model(1), {"name": "exact", "calls": 5}, width=1, max_tokens=5)
     assert request.extra["exact"] == {"calls": 5, "complete": False}
     assert request.notes == ["exact: calls 5, complete False"]
-    with pytest.raises(TurnoutError, match="at most 174762 for an exact search with 6"):
+    with pytest.raises(TurnoutError, match="at most 43690 for an exact search with 6"):
         await answers(model(1), "exact", width=1, max_tokens=200_000)
 
 
@@ -191,6 +192,20 @@ async def test_unbounded_best_first_search_is_exhaustive(penalty: float) -> None
     found, _, _ = await answers(made, asked, n=3, width=128, max_tokens=3)
     best = sorted(every_answer(3), key=lambda each: -logprob(made, each) / len(each) ** penalty)
     assert found == best[:3]
+
+
+async def test_what_cannot_come_up_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each length at most the width."""
+    waiting, select = [0], BestFirstSearch.select
+
+    def watched(search: BestFirstSearch, *given: Any) -> Selection:
+        found = select(search, *given)
+        waiting.append(max(Counter(each.length for each in found.open).values(), default=0))
+        return found
+
+    monkeypatch.setattr(BestFirstSearch, "select", watched)
+    await answers(model(46, sharp=0.5), {"name": "best_first", "ahead": 3}, n=2, width=3, max_tokens=9)
+    assert max(waiting) == 3
 
 
 # Constrained beams
@@ -297,6 +312,38 @@ def test_merging_equal_ends_leaves_six_nodes_or_nine() -> None:
         assert not lattice.can_merge(first[0], second[0])
 
 
+def test_merging_the_beginnings_of_long_answers_merges_all_that_follows() -> None:
+    start = Hypothesis(None)
+    lattice = Lattice(start)
+    first, second = (chain(start, one + "a" + "bc" * 2000) for one in "xy")
+    first[-1].ended = second[-1].ended = True
+    for each in (*first, *second):
+        lattice.add(each)
+    lattice.merge(second[1], first[1])
+    assert (len(lattice.in_order()) - 1, lattice.num_paths()) == (4003, 2)
+    assert sorted(len(path) for _, path in lattice.paths()) == [4002, 4002]
+
+
+def test_ways_are_counted_up_to_a_bound() -> None:
+    start = Hypothesis(None)
+    lattice, before = Lattice(start), [start]
+    for _ in range(60):
+        pair = [Hypothesis(before[0], token) for token in (1, 2)]
+        for each in pair:
+            lattice.add(each)
+            for other in before[1:]:
+                lattice.connect(other, each, -1.0)
+        before = pair
+    lattice.ends[before[0]] = None
+    assert lattice.num_paths() == MOST_COUNTED
+
+
+async def test_a_lattice_that_would_hold_too_much_is_refused() -> None:
+    with pytest.raises(TurnoutError, match="at most 2048 with 64 branches") as caught:
+        await answers(model(1), {"name": "lattice", "branches": 64, "calls": 2049})
+    assert caught.value.field == "method.params.search.calls"
+
+
 def spelled(report: dict[str, Any]) -> set[tuple[int, ...]]:
     """All ways through a lattice, by its edges."""
     after: dict[int, list[int]] = {}
@@ -351,7 +398,7 @@ async def test_under_a_ban_nothing_is_merged() -> None:
 
 async def test_without_merging_every_way_is_an_answer_with_its_own_score() -> None:
     made = model(85)
-    asked = {"name": "lattice", "distance": 0, "branches": VOCAB, "length_penalty": 0.0, "calls": 100_000}
+    asked = {"name": "lattice", "distance": 0, "branches": VOCAB, "length_penalty": 0.0, "calls": 20_000}
     found, _, request = await answers(made, asked, n=3, width=3, max_tokens=3)
     every = every_answer(3)
     assert request.extra["lattice"]["paths"] == request.extra["lattice"]["completed"] == len(every)

@@ -59,10 +59,12 @@ async def run(
     asked = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=not ends)
     seqs = tuple(Sequence(prompt, asked, seed, ends) for seed in range(n))
     info = get_method(method)
-    async for _ in info.run(Request("r", seqs[0], answers=seqs), pool_of(engine), info.parse(params)):
-        pass
-    for seq in seqs:
-        engine.release(seq)
+    try:
+        async for _ in info.run(Request("r", seqs[0], answers=seqs), pool_of(engine), info.parse(params)):
+            pass
+    finally:
+        for seq in seqs:
+            engine.release(seq)
     return [seq.answer for seq in seqs]
 
 
@@ -129,6 +131,6 @@ async def test_with_no_more_memory_than_a_width_needs_the_answers_are_the_same(m
     found = await asyncio.gather(*(run(model, prompt, "search", 2, ENDS, **beam(5)) for prompt in prompts))
     assert found == [expected(reference, prompt, 2, 5, ENDS) for prompt in prompts]
     model.pool.check_integrity()
-    with pytest.raises(TurnoutError, match="at most 5 of up to 9 tokens fit"):
-        await run(model, prompts[0], "search", 1, ENDS, **beam(6))
+    with pytest.raises(TurnoutError, match="24 hypotheses of 1 tokens do not fit the memory of m"):
+        await run(model, prompts[0], "search", 1, ENDS, **beam(24))
     assert model.stats().sequences == 0

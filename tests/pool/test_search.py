@@ -10,10 +10,10 @@ import pytest
 
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, call_of, until
-from turnout.errors import Code, TurnoutError
+from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
 from turnout.structure import Structure
-from turnout.types import FinishReason
+from turnout.types import FinishReason, SamplingParams
 
 PROMPT = list(range(65, 65 + 37))
 LONG = {"max_tokens": 10, "ignore_eos": True}
@@ -54,10 +54,11 @@ async def test_a_contrast_holds_in_it(pool: LocalPool) -> None:
     assert one.ids != (await ask(pool, PROMPT, "search", {"width": 1}, **LONG)).ids
 
 
-async def test_a_width_beyond_the_memory_is_refused_with_what_fits(pool: LocalPool) -> None:
-    with pytest.raises(TurnoutError, match=r"128 hypotheses; at most \d+ of up to \d+ tokens fit") as caught:
-        await ask(pool, PROMPT, "search", {"width": 128}, max_tokens=10_000)
-    assert (caught.value.code, caught.value.field) == (Code.OUT_OF_RANGE, "method.params.width")
+async def test_a_request_that_names_no_length_is_answered(pool: LocalPool) -> None:
+    """Memory is looked at as hypotheses grow, not for the longest that there may be."""
+    call = replace(call_of(PROMPT, "search", {"width": 6}), sampling=SamplingParams(temperature=0.0))
+    reply = await answer(pool, call)
+    assert reply.reasons[0] in (FinishReason.LENGTH, FinishReason.STOP)
     assert pool.stats().sequences == 0
 
 
