@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import json
+import os
 import re
-import threading
+import select
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from decoding.identifiers import _analysis
 from decoding.identifiers.base import IdentifierProvider
 from decoding.model import ModelPool
 from turnout.errors import FieldError, invalid
 from turnout.registry import MethodParams
 
-HUNG_S = 30.0  # a call that takes longer keeps its thread: the next ones get another
-MOST_CHARS = 1 << 18  # of all files
-PATH = re.compile(r"(?:\w[\w-]*/){0,8}\w[\w-]*\.pyi?")
+HUNG_S = 10.0  # the longest deadline of a caller; then the process is ended
+MOST_PATH = 200  # characters; a name on the disk has room for 255
+MOST_CHARS = 1 << 18  # of all files, and of the code
+MOST_ANSWERED = 16 << 20  # bytes of an answer
+OWN = ("jedi", "parso")
+PATH = re.compile(r"(?:\w[\w-]*/){0,8}\w[\w-]*\.pyi?", re.ASCII)
 
 
 class JediParams(MethodParams):
     """Parameters of `jedi`."""
 
-    path: Annotated[str, Field(max_length=256, description="where the code stands among `files`")] = "answer.py"
+    path: Annotated[str, Field(description="where the code stands among `files`")] = "answer.py"
     files: Annotated[
         dict[str, str],
         Field(
@@ -56,14 +64,16 @@ class JediParams(MethodParams):
 
 
 def _checked(field: str, path: str) -> None:
-    if not PATH.fullmatch(path):
+    if len(path) > MOST_PATH or not PATH.fullmatch(path):
         raise FieldError(
-            field, f"{path!r} is no relative path of a Python file: folders and a name, ending in .py or .pyi"
+            field,
+            f"{path[:MOST_PATH]!r} is no relative path of a Python file: folders and a name in ASCII, ending in .py or"
+            f" .pyi, at most {MOST_PATH} characters",
         )
 
 
 class Jedi(IdentifierProvider):
-    """See the module. Nothing of the code is executed; compiled modules that it imports are loaded to be read."""
+    """See the module. The code is not executed, and it is read in a process apart: see `_analysis`."""
 
     Params = JediParams
     params: JediParams
@@ -78,21 +88,22 @@ class Jedi(IdentifierProvider):
             raise invalid(self.where, "jedi is not installed: pip install 'turnout[code]'")
 
     async def names(self, code: str) -> list[str]:
-        """See `IdentifierProvider.names`."""
+        """See `IdentifierProvider.names`. Of code that is longer than files may be nothing is known."""
+        if len(code) > MOST_CHARS:
+            return []
         if self._folder is None:
             # A call that was cut may still write into it when it is removed.
             self._folder = TemporaryDirectory(prefix="turnout-jedi-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        return await run_apart(lambda: self._found(code, folder))
+        # One thread: one question at a time. A question that is cancelled before its turn is left out.
+        return await asyncio.get_running_loop().run_in_executor(_thread, self._found, code, Path(self._folder.name))
 
     def _found(self, code: str, folder: Path) -> list[str]:
-        """On the worker's thread."""
         for path, text in self.params.files.items():
             place = folder / path
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(text, encoding="utf-8")
-        return completions(code, folder, folder / self.params.path)
+                place.write_text(text, encoding="utf-8", errors="replace")
+        return _analyser.ask({"code": code, "folder": str(folder), "path": self.params.path})
 
     async def close(self) -> None:
         """See `IdentifierProvider.close`."""
@@ -101,78 +112,74 @@ class Jedi(IdentifierProvider):
             self._folder = None
 
 
-def completions(code: str, folder: Path, path: Path) -> list[str]:
-    """Return what may follow some code, by its names; empty where the analysis fails.
+class Analyser:
+    """The process that answers, started with the first question, and again when it has ended. Used by one thread.
 
     Args:
-        code: as it would stand in `path`.
-        folder: the project; nothing else on this machine is searched but installed packages.
-        path: of the code, which need not exist.
+        program: file of Python that it runs.
     """
-    import jedi
 
-    project = jedi.Project(folder, load_unsafe_extensions=False)
-    # Without this one, jedi would start an interpreter that it finds near the project.
-    script = jedi.Script(code, path=path, project=project, environment=jedi.InterpreterEnvironment())
-    try:
-        return [str(each.name) for each in script.complete()]
-    except Exception:  # it fails on some code in ways of its own, and then knows nothing
-        return []
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
 
+    def ask(self, question: dict[str, str]) -> list[str]:
+        """Return the answer; empty where it takes longer than `HUNG_S`, or the process ends on it."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = self._started()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            found: list[str] = json.loads(_line(process))
+            return found
+        except (OSError, EOFError):
+            self.close()
+            return []
 
-class _Worker:
-    """Thread for calls that cannot be interrupted: jedi is used by one thread at a time."""
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Callable[[], list[str]], asyncio.Future[list[str]]]] = SimpleQueue()
-        self._began: float | None = None
-        threading.Thread(target=self._run, name="jedi", daemon=True).start()
-
-    @property
-    def hangs(self) -> bool:
-        """Whether the call that it works on has taken too long."""
-        return self._began is not None and time.monotonic() - self._began > HUNG_S
-
-    def put(self, work: Callable[[], list[str]], future: asyncio.Future[list[str]]) -> None:
-        self._queue.put((work, future))
-
-    def _run(self) -> None:
-        while True:
-            work, future = self._queue.get()
-            if future.cancelled():  # its caller's deadline has passed
-                continue
-            self._began = time.monotonic()
-            try:
-                found, error = work(), None
-            except Exception as raised:
-                found, error = [], raised
-            self._began = None
-            try:
-                future.get_loop().call_soon_threadsafe(_settle, future, found, error)
-            except RuntimeError:  # the loop was closed
-                continue
+    def _started(self) -> subprocess.Popen[bytes]:
+        own = [str(Path(spec.origin).parent) for name in OWN if (spec := find_spec(name)) and spec.origin]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", self._program, *own],
+            cwd="/",
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
-def _settle(future: asyncio.Future[list[str]], found: list[str], error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(found)
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line that a process writes.
+
+    Raises:
+        TimeoutError: there is none within `HUNG_S`.
+        EOFError: it has ended, or writes without an end.
+    """
+    assert process.stdout is not None
+    found, until, place = b"", time.monotonic() + HUNG_S, process.stdout.fileno()
+    poll = select.poll()
+    poll.register(place, select.POLLIN)
+    while not found.endswith(b"\n"):
+        if not poll.poll(max(until - time.monotonic(), 0.0) * 1000):
+            raise TimeoutError
+        part = os.read(place, 1 << 16)
+        found += part
+        if not part or len(found) > MOST_ANSWERED:
+            raise EOFError
+    return found
 
 
-_worker: _Worker | None = None
-
-
-async def run_apart(work: Callable[[], list[str]]) -> list[str]:
-    """Run a call on the worker's thread; one that is cancelled before its turn is left out."""
-    global _worker
-    if _worker is None or _worker.hangs:
-        _worker = _Worker()
-    future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-    _worker.put(work, future)
-    return await future
-
-
+_thread = ThreadPoolExecutor(1, "jedi")
+_analyser = Analyser(_analysis.__file__)
+atexit.register(_analyser.close)
 PART = Jedi

@@ -208,6 +208,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("path", {"provider": {"name": "jedi", "path": "/a.py"}}),
     ("files", {"provider": {"name": "jedi", "files": {"a/../../b.py": ""}}}),
     ("files", {"provider": {"name": "jedi", "files": {"a.py": "x" * 300_000}}}),
+    ("files", {"provider": {"name": "jedi", "files": {"x" * 300 + ".py": ""}}}),
+    ("path", {"provider": {"name": "jedi", "path": "\u00fc" * 150 + ".py"}}),
 ]  # fmt: skip
 
 
