@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from decoding.model import Model, ModelPool, ReadSpec
 from decoding.sequence import Sequence
 from pool.exactness import TIES, behind
+from pool.processors import read_logits_only
 from pool.text import TextTokenizer
 from router.shadows import Shadows, deferring
 from turnout.pool_stats import AuditDiff, AuditStats
@@ -101,7 +102,7 @@ class Audits:
             return
         if plan is None or not plan.method.keeps_law(plan.params) or run.prepared.contrast is not None:
             return
-        if not plan.method.continues(plan.params, call.sampling.greedy):
+        if not plan.method.continues(plan.params, call.sampling.greedy) or not read_logits_only(call.sampling):
             return
         # A method that can run over either model says which in `model`; all others keep the law of the large one.
         model = self._models.by_role(getattr(plan.params, "model", "large"))

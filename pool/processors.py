@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from decoding.processor_chain import own_processors
+from decoding.model import ModelPool, Request
+from decoding.processor_chain import open_networks, own_processors
 from decoding.processors.base import PACKAGE
 from pool.text import TextTokenizer
 from turnout.errors import invalid, out_of_range
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodInfo, all_methods
 from turnout.types import SamplingParams
+
+if TYPE_CHECKING:
+    from pool.validation import ResolvedMethod
 
 SOME_LAYERS = 2  # whether a processor reads any does not depend on how many there are
 
@@ -49,12 +54,43 @@ def check_use(sampling: SamplingParams, method: MethodInfo | None, contrasts: bo
         reads = part.reads(SOME_LAYERS)
         if contrasts and (reads.hidden or reads.before):
             raise invalid(f"processors.{place}", f"{part.name!r} reads hidden states: not allowed with contrast")
+        if method is not None and method.draws and (reads.hidden or reads.before or reads.surprise):
+            why = f"reads more than logits, and {method.name!r} draws tokens from those itself: not allowed together"
+            raise invalid(f"processors.{place}", f"{part.name!r} {why}")
         if not part.prefix_pure and (method is None or method.drafts):
-            able = ", ".join(each.name for each in all_methods() if not each.drafts)
-            why = "needs a named method where the router chooses" if method is None else f"{method.name!r} drafts"
+            able = ", ".join(each.name for each in all_methods() if not each.drafts and not each.draws)
+            why = "needs a named method where the router chooses"
+            if method is not None:
+                why = f"{method.name!r} drafts or searches"
             raise invalid(
                 f"processors.{place}", f"{part.name!r} depends on each token before: {why}; allowed methods: {able}"
             )
+
+
+def read_logits_only(sampling: SamplingParams) -> bool:
+    """Whether logits and tokens are all that the request's processors need: no states, networks or surprises."""
+    reads = (part.reads(SOME_LAYERS) for part in own_processors(sampling))
+    return not any(each.hidden or each.before or each.surprise for each in reads)
+
+
+def open_processors(request: Request, plan: ResolvedMethod, models: ModelPool) -> None:
+    """Open the networks of a request's processors for its answers; note whose tokens they leave as they are.
+
+    Raises:
+        TurnoutError: see `LogitsProcessor.network`.
+    """
+    sampling, method, params = request.sequence.sampling, plan.method, plan.params
+    networks = open_networks(sampling, models)
+    writing = {getattr(params, "model", "large")}
+    if not method.keeps_law(params):
+        writing |= method.needs | getattr(params, "needs", frozenset())
+    for place, network in networks.items():
+        others = sorted({each.name for each in map(models.by_role, writing) if each.digest != network.model})
+        if others:
+            name = sampling.processors[place].name
+            request.notes.append(f"processors.{place}: {name} leaves tokens of {', '.join(others)} as they are")
+    for sequence in {request.sequence, *request.answers}:
+        sequence.networks, sequence.chain = networks, None
 
 
 def are_prefix_pure(sampling: SamplingParams) -> bool:

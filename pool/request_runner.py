@@ -15,13 +15,13 @@ from decoding.artifacts import Artifact
 from decoding.calibration import KIND as CALIBRATION
 from decoding.contrasted_model import contrasted, load_contrast
 from decoding.model import ModelPool, Request
-from decoding.processor_chain import open_networks
 from decoding.sequence import Sequence
 from decoding.thinking import ThinkingWalk
 from engine.tracing import spanned
 from pool.answers import Answer, new_sequence, resume
 from pool.detokenizer import Detokenizer
 from pool.prefix_stores import Share, unconfigured
+from pool.processors import open_processors
 from pool.reasoning import budget_notes
 from pool.resume import deliveries
 from pool.routing import Routing
@@ -74,9 +74,7 @@ async def _running(plan: ResolvedMethod, request: Request, models: ModelPool) ->
     """Yield the segments of a method that runs; then all that it used is free."""
     noting = _noting_artifacts(models, request)
     if request.sequence.sampling.processors:
-        networks = open_networks(request.sequence.sampling, noting)
-        for sequence in {request.sequence, *request.answers}:
-            sequence.networks, sequence.chain = networks, None
+        open_processors(request, plan, noting)
     await load_contrast(request, noting, plan.params)
     with contrasted(request, noting, plan.params) as seen:
         async with aclosing(plan.method.run(request, seen, plan.params)) as segments:  # type: ignore[type-var]

@@ -90,8 +90,9 @@ class MethodInfo:
             endpoints: `pool.endpoints.methods` has it over texts.
         contrasts: whether all it writes comes from `extend`, `decode` and `verify` of the model that answers, so that
             the request's contrast holds in it (`decoding.contrasted_model`).
-        drafts: whether it judges tokens before those that they follow are written: logits processors whose rows depend
-            on more than tokens (`prefix_pure`) are refused.
+        drafts: whether it judges tokens before those that they follow are written, or chooses them by a search: logits
+            processors whose rows depend on more than tokens (`prefix_pure`) are refused.
+        draws: whether it draws tokens itself, from raw logits: logits processors that read more than these are refused.
     """
 
     name: str
@@ -106,6 +107,7 @@ class MethodInfo:
     over_text: bool = False
     contrasts: bool = False
     drafts: bool = False
+    draws: bool = False
 
     @property
     def summary(self) -> str:
@@ -226,12 +228,13 @@ def method(
     over_text: bool = False,
     contrasts: bool = False,
     drafts: bool = False,
+    draws: bool = False,
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], MethodInfo]:
     """Register the decorated async generator as the method named after its module."""
 
     def register(run: Callable[..., AsyncIterator[Any]]) -> MethodInfo:
         name = run.__module__.rpartition(".")[2]
-        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text, contrasts, drafts)
+        traits = (lossless, needs, resumable, joint, across_vocabularies, over_text, contrasts, drafts, draws)
         return MethodInfo(name, run, params, papers, *traits)
 
     return register

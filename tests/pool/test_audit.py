@@ -18,6 +18,7 @@ from pool import audit
 from pool.local_pool import LocalPool
 from tests.engine.harness import answer, ask, ask_all, call_of, pair_config, random_prompts
 from tests.pool.resuming import finish, had
+from turnout.part_choice import PartChoice
 from turnout.pool_stats import AuditStats
 from turnout.telemetry_config import AuditConfig, TelemetryConfig
 
@@ -86,6 +87,21 @@ async def test_right_answers_pass(opened: Opened, asked: dict[str, Any]) -> None
         3 * options.get("n", 1), 0, 0, 0,
     )  # fmt: skip
     assert stats.tokens == sum(len(tokens) for reply in replies for tokens in reply.answers)
+
+
+@pytest.mark.parametrize(
+    "processor", [{"name": "mirostat", "tau": 1.0, "eta": 0.9}, {"name": "dynamic_focus", "sigma": 0.02}]
+)
+async def test_answers_under_processors_that_read_more_than_logits_are_left_out(
+    opened: Opened, processor: dict[str, Any]
+) -> None:
+    """What an audit reads has no surprises, and no states: it would find faults where there are none."""
+    pool = opened()
+    chosen = (PartChoice.model_validate(processor),)
+    for prompt in random_prompts(3, 30):
+        await ask(pool, prompt, "plain", {}, max_tokens=60, ignore_eos=True, temperature=1.0, processors=chosen)
+    stats = await settled(pool)
+    assert (stats.equal + stats.ties, stats.mismatches, stats.tokens) == (0, 0, 0)
 
 
 WRONG_AT = 3
