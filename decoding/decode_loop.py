@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol, runtime_checkable
 
+from decoding.logits import BITS_PER_NAT
 from decoding.model import Decision, Model, Readout, ReadSpec, StopCondition, WrappedModel, token_of
 from decoding.processor_chain import reads_of
 from decoding.sequence import Sequence
@@ -19,6 +20,23 @@ def reported(seq: Sequence) -> ReadSpec:
     asked, top = seq.sampling, seq.sampling.logprobs
     surprise = bool(asked.processors) and reads_of(seq, 0).surprise
     return ReadSpec(draw=None, entropy=asked.token_details, logprob=top is not None, top=top or 0, surprise=surprise)
+
+
+def chosen_among(seq: Sequence, row: Readout, token: int, logprob: float | None, source: str) -> Token:
+    """Return a token that a method chose itself among a row's `top_processed`, with what the request reports.
+
+    Args:
+        seq: which it continues; nothing is appended.
+        row: read with `reported`.
+        token: its id.
+        logprob: raw, nats; None: unknown.
+        source: name of the model.
+    """
+    top = row.top[: seq.sampling.logprobs or 0]
+    made = Token(token, source, logprob=logprob, entropy_bits=row.entropy_bits, top=top)
+    if seq.sampling.greedy or not reported(seq).surprise:
+        return made
+    return made._replace(surprise_bits=-dict(row.top_processed)[token] * BITS_PER_NAT)
 
 
 class DecodeLoop:

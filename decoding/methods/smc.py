@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -18,6 +18,7 @@ from decoding.decode_loop import reported, stream
 from decoding.logits import process
 from decoding.model import Model, ModelPool, ReadSpec, Request
 from decoding.noise import Purpose, derive_seed, noise_key, uniform
+from decoding.rollouts import together
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.registry import MethodParams, ModelRole, method
@@ -145,7 +146,7 @@ class Population:
         position = len(self.seq)
         while writing := [(place, each) for place, each in enumerate(self.particles) if each.writes]:
             position += 1
-            drawn = await _together([self._step(each, place) for place, each in writing])
+            drawn = await together([self._step(each, place) for place, each in writing])
             self.asked += sum(each.asked for each in drawn)
             self.steps += len(drawn)
             if any(each.writes for each in self.particles):
@@ -257,14 +258,3 @@ def systematic(weights: torch.Tensor, first: float) -> list[int]:
     sums = weights.cumsum(-1)
     places = torch.searchsorted(sums / sums[-1], points, right=True).clamp(max=count - 1)
     return torch.bincount(places, minlength=count).tolist()
-
-
-async def _together(steps: list[Coroutine[Any, Any, Drawn]]) -> list[Drawn]:
-    """Run all at once, so that they share forwards; the others end with the first that fails."""
-    tasks = [asyncio.ensure_future(step) for step in steps]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
