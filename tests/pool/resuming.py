@@ -26,6 +26,9 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("random", {"share": 0.5}, True),
     ("asap", {}, True),  # under a structure it learns, and continues from what it knows by then
     ("monitor_guided", {"provider": "listed"}, True),
+    ("adadec", {"threshold": 3.0, "look_ahead": 2}, True),
+    ("ips", {"candidates": 4, "weight": 0.5}, True),
+    ("look_back", {"alpha": 0.5, "candidates": 4, "history": 8}, True),
     ("pearl", {}, True),
     ("pearl", {"verifier": "rejection", "draft_length": 3}, True),
     ("speculative", {"verifier": "rejection"}, False),
@@ -36,6 +39,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("cascade", {"threshold": -1.0}, False),
     ("best_of", {"k": 2, "rerank": "logprob"}, False),
     ("global_sampling", {"k": 2}, False),
+    ("phi_decoding", {"beams": 2, "samples": 2, "max_steps": 2, "separators": [" "]}, False),
 ]
 RESUMABLE = [(name, params) for name, params, resumable in METHODS if resumable]
 MADE_AGAIN = [(name, params) for name, params, resumable in METHODS if not resumable]
