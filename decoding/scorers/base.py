@@ -21,10 +21,12 @@ class Scorer(Part):
     Attributes:
         threshold: name of its parameter for the least score of a kept step; 0.0 keeps every step.
         keeps_none: a value of it that no score reaches.
+        greatest: the greatest score; the least is 0.
     """
 
     threshold: ClassVar[str]
     keeps_none: ClassVar[float]
+    greatest: ClassVar[float] = 1.0
 
     @property
     def soft(self) -> str:

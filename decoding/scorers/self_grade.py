@@ -46,6 +46,7 @@ class SelfGradeScorer(Scorer):
     Params = SelfGradeParams
     threshold = "threshold"
     keeps_none = 10.0
+    greatest = 9.0
     papers = (221,)
     params: SelfGradeParams
 
