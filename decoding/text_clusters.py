@@ -39,7 +39,7 @@ def k_means(points: torch.Tensor, clusters: int, seed: int) -> list[int]:
 
     Args:
         points: float64 [n, d], n >= 1.
-        clusters: at most; equal points are never told apart.
+        clusters: at most; equal points are in one.
         seed: of the first centres.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Best-first search over reasoning steps: the answer goes on that has cost least and promises most by its reward."""
+"""Best-first search over reasoning steps: the answer that has cost least and promises most is continued."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AStarParams(MethodParams):
             json_schema_extra={"x-slot": "scorers"},
         ),
     ] = PartChoice(name="self_grade")
-    samples: Annotated[int, Field(ge=1, le=16, description="steps drawn after each answer that goes on")] = 3
+    samples: Annotated[int, Field(ge=1, le=16, description="steps drawn after each answer that is continued")] = 3
     step_cost: Annotated[
         Literal["change", "none"],
         Field(
@@ -85,11 +85,11 @@ async def a_star(request: Request, models: ModelPool, params: AStarParams) -> As
 
     Paper #134 (A*-decoding). For an answer s with the reward r(s), from 0 to 1, of its last step, h(s) = 1 - r(s) is
     what is missing, and g(s) the sum of the costs of its steps: |r(s') - r(s)|, with r = 1 before the first (our
-    choice: no source gives the paper's). The answer of the least g + h goes on, the earliest of equals, however long it
-    and others are; if it has ended, it is shown. Equal steps after one answer are one. Where the tokens or rewards of
-    the search are used up, the ended answer of the greatest reward is shown, or else the most promising one is written
-    to its end. At temperature 0 all steps would be the same, and it is plain decoding. Nothing is shown before all is
-    written; a request that is made again begins anew.
+    choice: no source gives the paper's). The answer of the least g + h is continued, the earliest of equals, however
+    long it and others are; if it has ended, it is shown. Equal steps after one answer are one. Where the tokens or
+    rewards of the search are used up, the ended answer of the greatest reward is shown, or else the most promising one
+    is written to its end. At temperature 0 all steps would be the same, and it is plain decoding. Nothing is shown
+    before all is written; a request that is made again begins anew.
     """
     model, seq = models.by_role(params.model), request.sequence
     if seq.sampling.greedy:

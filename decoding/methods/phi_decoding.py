@@ -180,7 +180,7 @@ class Foresight:
             agreed = self._take(kept, candidates)
 
     async def _drawn(self) -> list[Candidate]:
-        """Next steps of all beams; one that has ended goes on as it is."""
+        """Next steps of all beams; one that has ended stays as it is."""
         writing = [each for each in self.beams if not each.seq.finished for _ in range(self.params.samples)]
         seed = round_seed(self._seed, self.steps)
         seeds = [derive_seed(seed, place) for place in range(len(writing))]

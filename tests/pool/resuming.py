@@ -39,6 +39,11 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("cascade", {"threshold": -1.0}, False),
     ("best_of", {"k": 2, "rerank": "logprob"}, False),
     ("global_sampling", {"k": 2}, False),
+    (
+        "a_star",
+        {"scorer": {"name": "self_grade", "reading": "expected", "question": "grade"}, "separators": [" "]},
+        False,
+    ),
     ("phi_decoding", {"beams": 2, "samples": 2, "max_steps": 2, "separators": [" "]}, False),
 ]
 RESUMABLE = [(name, params) for name, params, resumable in METHODS if resumable]
