@@ -18,7 +18,7 @@ from actors.links import Link
 from turnout.errors import Interrupted
 
 if TYPE_CHECKING:
-    from turnout.calls import Moved
+    from turnout.moved_calls import Moved
 
 log = logging.getLogger(__name__)
 

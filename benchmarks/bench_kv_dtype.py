@@ -62,7 +62,7 @@ def losses_of(checkpoint: Checkpoint, texts: list[list[int]]) -> dict[KVDtype, f
 
 @torch.inference_mode()
 def probe_of(checkpoint: Checkpoint, kv_dtype: KVDtype, tokens: int) -> Probe:
-    """Times steps over a cache of its own of so many tokens, filled with random numbers."""
+    """Time steps over a cache of `tokens` random tokens."""
     plan = checkpoint.plan
     plan.kv_dtype, blocks = kv_dtype, -(-tokens // BLOCK)
     store = plan.cache(blocks * BLOCK, CPU)
@@ -95,7 +95,7 @@ async def measure(options: argparse.Namespace) -> Report:
     report = Report(
         f"Keys and values as bytes (SmolLM2-135M-Instruct in bfloat16, {torch.get_num_threads()} threads)",
         f"`python -m benchmarks.bench_kv_dtype`; perplexity of {len(texts)} pieces of {PIECE} tokens of documentation;"
-        f" the fastest of {options.steps} decode steps after so many tokens, caches of random numbers.",
+        f" the fastest of {options.steps} decode steps after each number of tokens, caches of random numbers.",
     )
     columns: dict[str, Any] = {
         "kv_dtype": lambda row: row.kv_dtype,

@@ -16,8 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from turnout.calls import GenerateCall, MovedCache
+from turnout.calls import GenerateCall
 from turnout.errors import Interrupted, TurnoutError
+from turnout.moved_calls import MovedCache
 
 log = logging.getLogger("ray.serve")
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.backend import Batch
-from turnout.calls import Chunk, Decided, Delivered, Event, GenerateCall, Moved, Regained, Usage
+from turnout.calls import Chunk, Decided, Delivered, Event, GenerateCall, Regained, Usage
 from turnout.errors import Code, TurnoutError
+from turnout.moved_calls import Moved
 
 log = logging.getLogger("ray.serve")
 

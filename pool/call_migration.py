@@ -16,8 +16,8 @@ import torch
 from decoding.model import Model
 from decoding.sequence import Sequence
 from engine.kv_operations import ExportKV, ImportKV
-from turnout.calls import Moved, MovedCache
 from turnout.cost import Meter
+from turnout.moved_calls import Moved, MovedCache
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from turnout.calls import Moved
 from turnout.errors import Code, Interrupted, TurnoutError, busy
+from turnout.moved_calls import Moved
 
 
 class ConcurrencyLimiter:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnout.chat_template import NO_OPTIONS, TemplateOptions
-from turnout.cost import CostReport, Meter, ModelMeter, SpeculationMeter
+from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.descriptions import EndToken as EndToken
 from turnout.descriptions import MethodDescription as MethodDescription
 from turnout.descriptions import ModelDescription as ModelDescription
 from turnout.errors import TurnoutError, invalid
+from turnout.moved_calls import Moved
 from turnout.part_choice import PartChoice
 from turnout.pool_stats import AuditDiff as AuditDiff
 from turnout.pool_stats import AuditStats as AuditStats
@@ -72,45 +73,6 @@ class Delivered:
     chars: int = 0
     finished: bool = False
     reasoning_chars: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MovedCache:
-    """Keys and values of some of an answer's tokens under one model, on their way to another replica.
-
-    Attributes:
-        answer: which answer of the call.
-        model: the model's name,
-        digest: ... its weights, and how it computes: another model has no use for them.
-        start: first token, counted from the start of the prompt.
-        ids: all tokens from the start of the prompt to the last of these.
-        nbytes: their size.
-        kv: a tensor [layers, tokens, 2, kv_heads, head_dim] on the CPU, or where to fetch it.
-        longest: most tokens that the answer and its prompt could have there; None: not said.
-    """
-
-    answer: int
-    model: str
-    digest: str
-    start: int
-    ids: tuple[int, ...]
-    nbytes: int
-    kv: Any
-    longest: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a replica hands to the next one of a call it does not finish.
-
-    Attributes:
-        caches: may be missing, in part or all; what is missing is computed.
-        meters: the work done so far, by answer; `stream_meter` is that for streams of contrasts.
-    """
-
-    caches: tuple[MovedCache, ...] = ()
-    meters: dict[int, Meter] = field(default_factory=dict)
-    stream_meter: Meter = field(default_factory=Meter)
 
 
 @dataclass(frozen=True, slots=True)

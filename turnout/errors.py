@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnout.calls import Moved
+    from turnout.moved_calls import Moved
 
 BUSY_RETRY_S = 1.0
 

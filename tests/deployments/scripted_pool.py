@@ -24,7 +24,6 @@ from turnout.calls import (
     Event,
     GenerateCall,
     ModelDescription,
-    Moved,
     PoolStats,
     Regained,
     ScoreCall,
@@ -36,6 +35,7 @@ from turnout.config import TurnoutConfig, parse_config
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.moved_calls import Moved
 from turnout.types import FinishReason, TokenKind
 
 STEP_S = 0.01

@@ -23,9 +23,10 @@ from tests.deployments.conftest import poll
 from tests.engine.harness import call_of, pair_config
 from tests.pool.resuming import Client
 from training.random_models import byte_tokenizer, llama_config, random_model
-from turnout.calls import GenerateCall, Moved, MovedCache
+from turnout.calls import GenerateCall
 from turnout.config import TurnoutConfig
 from turnout.errors import Interrupted
+from turnout.moved_calls import Moved, MovedCache
 
 PROMPT = [*b"ab ab. ab ab, ab 7.5 ab ab"] * 4
 START_S = 180.0  # for processes that load torch, on a busy machine

@@ -19,9 +19,10 @@ from deployments.remote import RemoteBackend
 from deployments.retry import FEW, MAX_LOSSES, Attempts, LostError, Replay, SerialGate
 from tests.deployments.scripted_pool import ScriptedPool, expected, scripted_config, usage_of
 from tests.deployments.served_pool import call, read, read_one
-from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Moved, Regained, TokenOut, Usage
+from turnout.calls import Chunk, Decided, Delivered, Failure, GenerateCall, Regained, TokenOut, Usage
 from turnout.config import StickyConfig
 from turnout.errors import Code, Interrupted, TurnoutError
+from turnout.moved_calls import Moved
 from turnout.types import FinishReason, RouteLimits, SharingPolicy, TokenKind
 
 GONE = ActorUnavailableError("gone", ActorID.from_random().binary())

@@ -22,7 +22,8 @@ from deployments.prompt_prefix import DIGEST_BYTES, MARKS, Held, prefixes
 from deployments.replica_choice import PrefixRouter
 from tests.deployments.scripted_pool import load_scripted, scripted_config
 from tests.deployments.served_pool import call
-from turnout.calls import ChatMessage, GenerateCall, Moved
+from turnout.calls import ChatMessage, GenerateCall
+from turnout.moved_calls import Moved
 from turnout.types import SharingPolicy
 
 LONG = "All that follows is said of one house and one street. " * 40

@@ -12,8 +12,9 @@ from pool.local_pool import LocalPool
 from pool.pool import Pool
 from pool.stop_strings import StopStrings
 from tests.engine.harness import Reply, answer
-from turnout.calls import Chunk, Delivered, Event, GenerateCall, Moved, Usage
+from turnout.calls import Chunk, Delivered, Event, GenerateCall, Usage
 from turnout.errors import Code, Interrupted
+from turnout.moved_calls import Moved
 
 # Methods over the test pair: (name, parameters, whether a sampled answer is gone on with).
 METHODS: list[tuple[str, dict[str, Any], bool]] = [
