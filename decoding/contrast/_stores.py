@@ -198,9 +198,26 @@ class StoreContrast(Contrast, Generic[StoreT]):
         if "store" not in vars(self):
             self.store = store  # type: ignore[assignment]
 
+    @abstractmethod
+    def look_up(self, key: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Return what the datastore says of the token after a context: key float32 [width] -> float32 [vocab_size]."""
+
+    @abstractmethod
+    def mix(self, main: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """Combine logits with what was looked up: float32 [rows, vocab] both -> float32 [rows, vocab]."""
+
+    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
+        """See `Contrast.combine`."""
+        main = logits[:, 0]
+        found = [self.look_up(key, main.shape[-1]) for key in self.keys(rows)]
+        return self.mix(main, torch.stack(found).to(main.device))
+
     async def combined(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
-        """Search in a thread; see `Contrast.combined`."""
-        return await asyncio.get_running_loop().run_in_executor(_searches, self.combine, logits, rows)
+        """Search in a thread, where requests take turns row by row; see `Contrast.combined`."""
+        in_thread, main = asyncio.get_running_loop().run_in_executor, logits[:, 0]
+        keys = await in_thread(_searches, self.keys, rows)
+        found = [await in_thread(_searches, self.look_up, key, main.shape[-1]) for key in keys]
+        return self.mix(main, torch.stack(found).to(main.device))
 
     def reads(self) -> ReadSpec:
         """See `Contrast.reads`."""

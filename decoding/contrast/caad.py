@@ -19,7 +19,6 @@ from decoding.contrast._stores import (
     check_dtype,
     weights_of,
 )
-from decoding.contrast.base import StreamRows
 from decoding.parts import Example, ModelShape
 
 LEAST_NORM = 1e-12
@@ -117,13 +116,14 @@ class Caad(StoreContrast[LogitStore]):
         """See `Part.example`."""
         return Example(kind=cls.name, head=LogitStore(EXAMPLE_ENTRIES, shape.width, shape.vocab_size))
 
-    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
-        """See `Contrast.combine`."""
-        params, main = self.params, logits[:, 0]
-        if params.weight == 0.0:
-            return main
-        shifts = [self.store.shift(key, params.neighbours, params.temperature, params.floor) for key in self.keys(rows)]
-        return main + params.weight * torch.stack(shifts).to(main.device)
+    def look_up(self, key: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """See `StoreContrast.look_up`: logits."""
+        params = self.params
+        return self.store.shift(key, params.neighbours, params.temperature, params.floor)
+
+    def mix(self, main: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """See `StoreContrast.mix`."""
+        return main + self.params.weight * found
 
 
 PART = Caad

@@ -17,7 +17,7 @@ from decoding.contrast._stores import (
     check_dtype,
     weights_of,
 )
-from decoding.contrast.base import StreamRows, outside
+from decoding.contrast.base import outside
 from decoding.parts import Example, ModelShape
 
 
@@ -98,15 +98,13 @@ class KnnLm(StoreContrast[TokenStore]):
         store.values.copy_(torch.arange(EXAMPLE_ENTRIES) % (shape.vocab_size - 2) + 2)
         return Example(kind=cls.name, head=store)
 
-    def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
-        """See `Contrast.combine`."""
-        params, main = self.params, logits[:, 0].log_softmax(-1)
-        if params.weight == 0.0:
-            return main
-        size = main.shape[-1]
-        laws = [self.store.law(key, params.neighbours, params.temperature, size) for key in self.keys(rows)]
-        found = torch.stack(laws).to(main.device)
-        return mixed(main, found, params.weight)
+    def look_up(self, key: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """See `StoreContrast.look_up`: probabilities."""
+        return self.store.law(key, self.params.neighbours, self.params.temperature, vocab_size)
+
+    def mix(self, main: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """See `StoreContrast.mix`."""
+        return mixed(main.log_softmax(-1), found, self.params.weight)
 
 
 def mixed(main: torch.Tensor, found: torch.Tensor, weight: float) -> torch.Tensor:

@@ -309,6 +309,35 @@ async def test_reading_and_searching_a_store_holds_nothing_up(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("kind", "network"), BOTH)
+async def test_requests_take_turns_row_by_row_and_rows_are_those_of_one_thread(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, network: Any
+) -> None:
+    """A long draft's rows do not all come before another request's one."""
+    parts = [kind(kind.Params(weight=0.5, neighbours=count)) for count in (1, 2)]
+    draw, seq = torch.Generator().manual_seed(6), Sequence([1], SamplingParams(), 0)
+    rows, logits = list[StreamRows](), list[torch.Tensor]()
+    for part, count in zip(parts, (6, 2), strict=True):
+        part.store = store_for(network, 2)
+        states = torch.randn((count, SIZE), generator=draw)
+        rows.append(StreamRows([RowContext(seq)] * count, {-1: states}))
+        logits.append(torch.randn((count, 1, SIZE), generator=draw))
+    given = list(zip(parts, logits, rows, strict=True))
+    alone = [part.combine(row_logits, row) for part, row_logits, row in given]
+    searched, nearest = list[int](), network.nearest
+
+    def noted(store: Any, key: torch.Tensor, count: int) -> Any:
+        searched.append(count)
+        return nearest(store, key, count)
+
+    monkeypatch.setattr(network, "nearest", noted)
+    made = await asyncio.gather(*(part.combined(row_logits, row) for part, row_logits, row in given))
+    assert all(torch.equal(*each) for each in zip(alone, made, strict=True))
+    assert sorted(searched) == [1] * 6 + [2] * 2
+    assert searched[-1] == 1  # the longer one's
+
+
+@pytest.mark.asyncio
 async def test_a_store_that_is_not_there_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     models, params = pool_of(StateModel("large", CYCLE), tmp_path), get_method("plain").parse({})
     request = Request("r", Sequence([0], SamplingParams(), 0), contrast=RequestContrast(KnnLm()))
