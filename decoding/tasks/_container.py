@@ -17,6 +17,7 @@ MAGIC, VERSION = b"TLMZ", 1
 MODEL_BYTES, NUMERICS_BYTES, CHECKSUM_BYTES, CRC_BYTES = 8, 4, 8, 4
 HEAD = len(MAGIC) + 1
 LONGEST_NUMBER = 9  # bytes
+MOST_FORWARDS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Shape:
         """Tokens of each lane that has any: the text is cut into runs of equal length, the last one shorter."""
         each = -(-self.tokens // self.lanes) if self.tokens > self.window else self.tokens
         return [min(each, self.tokens - begin) for begin in range(0, self.tokens, max(each, 1))]
+
+    @property
+    def forwards(self) -> int:
+        """Forwards that read all lanes, tokens that are read again included; `overlap` is less than `window`."""
+        longest = max(self.lengths, default=0)
+        again = -(-max(longest - self.window, 0) // (self.window - self.overlap))
+        return longest + again * self.overlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 PACKAGE = "decoding.tasks"
 PARAMS = "params"  # the field of a request that holds a task's parameters
 MOST_CHARS = 1 << 20  # of a text among them
+MOST_ENCODED = 1 << 21  # characters of bytes among them, or in a result
 ENCODED = "contentEncoding"
 
 Text = Annotated[str, Field(min_length=1, max_length=MOST_CHARS)]
-Base64 = Annotated[str, Field(min_length=1, max_length=MOST_CHARS, json_schema_extra={ENCODED: "base64"})]
+Base64 = Annotated[str, Field(min_length=1, max_length=MOST_ENCODED, json_schema_extra={ENCODED: "base64"})]
 Ids = str | tuple[int, ...]
 # (prompt, completions, alternatives per token) -> log-likelihoods of each completion.
 Scores = Callable[[str, tuple[str, ...], int], Awaitable[list["ScoredTokens"]]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from decoding.tasks._arithmetic import Encoder, ideal_bits, weights_of
-from decoding.tasks._container import Container, Shape, checksum, model_mark, numerics_mark
+from decoding.tasks._container import MOST_FORWARDS, Container, Shape, checksum, model_mark, numerics_mark
 from decoding.tasks._lanes import LEAST_LANES, Logits, start_token, tokens_of, walk
 from decoding.tasks.base import Base64, Progress, Task, TaskResult, TaskRun, Text, from_base64, to_base64
 from turnout.errors import FieldError, invalid, out_of_range
@@ -86,6 +86,9 @@ class Compress(Task):
         texts = models.tokenizer
         tokens = await tokens_of(data, run, texts, self.field(field))
         shape = self._shape(run, len(tokens), len(data))
+        if shape.forwards > MOST_FORWARDS:
+            again = f"{shape.overlap} of {shape.window} tokens are read again each time"
+            raise out_of_range(self.field("overlap"), f"{again}: {shape.forwards} forwards; at most {MOST_FORWARDS}")
         parts, begin = list[list[int]](), 0
         for length in shape.lengths:
             parts.append(tokens[begin : begin + length])

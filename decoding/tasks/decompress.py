@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from decoding.tasks._arithmetic import Decoder, weights_of
-from decoding.tasks._container import Container, checksum, model_mark, numerics_mark, unpack
+from decoding.tasks._container import MOST_FORWARDS, Container, checksum, model_mark, numerics_mark, unpack
 from decoding.tasks._lanes import LEAST_LANES, Logits, bytes_of, walk
 from decoding.tasks.base import Base64, Progress, Task, TaskResult, TaskRun, from_base64, to_base64
 from decoding.tasks.compress import MOST_BYTES, MOST_LANES, MOST_WINDOW, Compress, CompressParams
@@ -92,6 +92,8 @@ def _check(found: Container, run: TaskRun, field: str) -> None:
     fits = LEAST_LANES <= shape.lanes <= MOST_LANES and 2 <= shape.window <= min(MOST_WINDOW, run.model.max_length)
     if not fits or not shape.overlap < shape.window or not shape.start < shape.vocab_size:
         raise invalid(field, f"was not made by the task compress: {shape.lanes} lanes, a window of {shape.window}")
+    if shape.forwards > MOST_FORWARDS:
+        raise out_of_range(field, f"needs {shape.forwards} forwards; at most {MOST_FORWARDS}")
 
 
 PART = Decompress

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from decoding.candidates import charge
 from decoding.methods.exact_span import cuts_in
-from decoding.model import Model, ModelPool, Readout, ReadSpec
+from decoding.model import Model, ModelPool, Readout, ReadSpec, TokenText
 from decoding.tasks.base import Progress, Task, TaskResult, TaskRun, Text
 from turnout.errors import invalid
 from turnout.registry import MethodParams
@@ -109,9 +110,8 @@ class FindEvidence(Task):
             raise invalid("model", f"{run.model.name!r} has no token that ends an answer, which this task reads")
         question = BETWEEN + params.question + AFTER
         prompt = [*run.begin, *await run.encode(f"{BEFORE} {params.document}{question}")]
-        document = Document(
-            f" {params.document}", prompt, cuts_in(prompt, f" {params.document}{BETWEEN}", models.tokenizer)
-        )
+        run.check_room("document", len(prompt))  # first: it bounds what is looked at
+        document = await asyncio.to_thread(document_in, params.document, prompt, models.tokenizer)
         if not document.starts:
             raise invalid(self.field("document"), "has no sentence that the model's tokens can be cut at")
         more = max(params.longest, params.prefix_tokens, *map(len, document.sentences))
@@ -122,7 +122,8 @@ class FindEvidence(Task):
             reader = Reader(run.model, seq, progress)
             prefixes, steps = await grow(reader, document.sentences, params.count, params.prefix_tokens)
             firsts = [each.sentences[0] for each in prefixes]
-            found = await gathered(skip_to_end(reader, document, first, params.longest) for first in firsts)
+            # One after the other: of each, a row of logits for every token is held.
+            found = [await skip_to_end(reader, document, first, params.longest) for first in firsts]
         finally:
             run.model.release(seq)
         pieces = []
@@ -157,11 +158,12 @@ class Document:
     def __init__(self, text: str, prompt: Items[int], cuts: dict[int, int]) -> None:
         self._text = text
         places = {cut: place for place, cut in cuts.items()}
-        bounds = [0, *dict.fromkeys(len(text[: found.end()].encode()) for found in END.finditer(text))]
+        data = text.encode()
+        ends = [0, *(found.end() for found in END.finditer(text))]
+        bounds = list(dict.fromkeys(accumulate(len(text[a:b].encode()) for a, b in pairwise([0, *ends]))))
         bounds = [bound for bound in bounds if bound in places]
-        size = len(text.encode())
-        pairs = [(a, b) for a, b in pairwise(bounds) if text.encode()[a:b].strip()]
-        self._bytes = [(a, min(b, size)) for a, b in pairs]
+        pairs = [(a, b) for a, b in pairwise(bounds) if data[a:b].strip()]
+        self._bytes = [(a, min(b, len(data))) for a, b in pairs]
         self.starts = [places[a] for a, _ in pairs]
         self.ends = [places[b] for _, b in pairs]
         self.sentences = [tuple(prompt[a:b]) for a, b in zip(self.starts, self.ends, strict=True)]
@@ -174,6 +176,11 @@ class Document:
         part = data[begin:end].decode()
         start = len(data[:begin].decode()) + len(part) - len(part.lstrip())
         return start, start + len(part.strip())
+
+
+def document_in(text: str, prompt: Items[int], texts: TokenText) -> Document:
+    """The document of a prompt; takes as long as it has characters."""
+    return Document(f" {text}", prompt, cuts_in(list(prompt), f" {text}{BETWEEN}", texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +197,37 @@ class Reader:
     seq: Sequence
     progress: Progress
 
-    async def rows(self, tokens: tuple[int, ...], every: bool = False) -> list[torch.Tensor]:
-        """Logits after tokens behind the prompt; with `every`, after the prompt and after each of them."""
+    async def row(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """Logits after tokens behind the prompt."""
         if not tokens:  # not by a twin: those to come share the prompt's blocks
-            return _logits(await self.model.extend(self.seq, (), LOGITS))
+            return _logits(await self.model.extend(self.seq, (), LOGITS))[0]
+        with self._twin() as twin:
+            [row] = _logits(await self.model.extend(twin, tokens, LOGITS))
+        self.progress.read(len(tokens))
+        return row
+
+    async def end_logprobs(self, tokens: tuple[int, ...], lengths: Items[int]) -> list[float]:
+        """Log-probability of an end, in nats, after first tokens behind the prompt.
+
+        Args:
+            tokens: to read.
+            lengths: how many of them stand before an end, each at least 1, in ascending order.
+        """
+        if list(lengths) == [len(tokens)]:
+            return [_end_logprob(await self.row(tokens), self.seq)]
+        with self._twin() as twin:
+            rows = await self.model.extend(twin, tokens, LOGITS, every=True)
+        self.progress.read(len(tokens))
+        return [_end_logprob(_logits([rows[length]])[0], self.seq) for length in lengths]
+
+    @contextmanager
+    def _twin(self) -> Iterator[Sequence]:
         twin = self.model.fork(self.seq)
         try:
-            rows = _logits(await self.model.extend(twin, tokens, LOGITS, every))
+            yield twin
         finally:
             charge(self.seq, twin)
             self.model.release(twin)
-        self.progress.read(len(tokens))
-        return rows
 
 
 def _logits(rows: Items[Readout]) -> list[torch.Tensor]:
@@ -222,9 +248,9 @@ async def grow(reader: Reader, sentences: Items[tuple[int, ...]], count: int, mo
     """
     kept, steps = [Prefix((), tuple(range(len(sentences))), 0.0)], 0
     while open_ := [each for each in kept if not each.tokens or not each.closed(sentences, most)]:
-        rows = await gathered(reader.rows(each.tokens) for each in open_)
+        rows = await gathered(reader.row(each.tokens) for each in open_)
         steps += 1
-        grown = [longer for each, [row] in zip(open_, rows, strict=True) for longer in _children(each, row, sentences)]
+        grown = [longer for each, row in zip(open_, rows, strict=True) for longer in _children(each, row, sentences)]
         closed = [each for each in kept if each not in open_]
         kept = sorted([*closed, *grown], key=lambda each: (-each.logprob, each.sentences))[:count]
     return kept, steps
@@ -252,10 +278,10 @@ async def skip_to_end(reader: Reader, document: Document, first: int, longest: i
     start = document.starts[first]
     within = [each for each in range(first, len(document.ends)) if document.ends[each] - start <= longest]
     if not within:
-        rows = await reader.rows(tuple(document.prompt[start : document.ends[first]]))
-        return first, _end_logprob(rows[0], reader.seq)
-    rows = await reader.rows(tuple(document.prompt[start : document.ends[within[-1]]]), every=True)
-    logprobs = [_end_logprob(rows[document.ends[each] - start], reader.seq) for each in within]
+        tokens = tuple(document.prompt[start : document.ends[first]])
+        return first, (await reader.end_logprobs(tokens, [len(tokens)]))[0]
+    lengths = [document.ends[each] - start for each in within]
+    logprobs = await reader.end_logprobs(tuple(document.prompt[start : document.ends[within[-1]]]), lengths)
     best = max(range(len(within)), key=lambda place: (logprobs[place], -place))
     return within[best], logprobs[best]
 

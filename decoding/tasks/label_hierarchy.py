@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -155,19 +156,21 @@ class LabelHierarchy(Task):
     async def run(self, run: TaskRun, models: ModelPool, progress: Progress) -> LabelHierarchyResult:
         """See `Task.run`."""
         params = self.params
-        tree = Hierarchy(params.parents)
+        tree = await asyncio.to_thread(Hierarchy, params.parents)  # a second with as many labels as there may be
         scored = await run.score(params.prompt, tuple(f" {leaf}" for leaf in tree.leaves), 0)
         count_scored(progress, scored)
         totals = np.array([_total([t.logprob or 0.0 for t in each.tokens], params.normalised) for each in scored])
         weights = np.exp(totals - totals.max())
         probabilities: Floats = weights / weights.sum()
-        if params.measure == "f_beta":
-            chosen, value = tree.best_set(probabilities, params.beta)
-        else:
-            best, value = tree.best_label(probabilities, params.measure)
-            chosen, value = [best], abs(value)
+        chosen, value = await asyncio.to_thread(self._best, tree, probabilities)
         leaves = dict(zip(tree.leaves, probabilities.tolist(), strict=True))
         return LabelHierarchyResult(answer=[tree.labels[each] for each in chosen], value=value, leaves=leaves)
+
+    def _best(self, tree: Hierarchy, probabilities: Floats) -> tuple[list[int], float]:
+        if self.params.measure == "f_beta":
+            return tree.best_set(probabilities, self.params.beta)
+        best, value = tree.best_label(probabilities, self.params.measure)
+        return [best], abs(value)
 
 
 def _total(logprobs: list[float], normalised: bool) -> float:

@@ -15,9 +15,9 @@ from decoding.fakes import TableModel
 from decoding.tasks import _container
 from decoding.tasks._arithmetic import PEAK, Decoder, Encoder, ideal_bits, weights_of
 from decoding.tasks._container import Container, Shape, checksum, unpack
-from decoding.tasks._lanes import bytes_of, tokens_of
-from decoding.tasks.base import Progress, from_base64, to_base64
-from decoding.tasks.compress import CompressResult
+from decoding.tasks._lanes import Logits, bytes_of, tokens_of, walk
+from decoding.tasks.base import MOST_ENCODED, Progress, from_base64, to_base64
+from decoding.tasks.compress import MOST_BYTES, CompressResult
 from decoding.tasks.decompress import DecompressResult
 from tests.decoding.task_runs import BEGIN, TEXTS, VOCAB, byte_model, result_of, task_run
 from turnout.errors import Code, TurnoutError
@@ -180,6 +180,7 @@ async def test_containers_of_others_and_damaged_ones_are_refused() -> None:
         ({"vocab_size": 1}, Code.INVALID_ARGUMENT),
         ({"tokens": 0}, Code.OUT_OF_RANGE),
         ({"tokens": 1 << 40, "size": 1 << 40}, Code.OUT_OF_RANGE),
+        ({"tokens": 1 << 17, "size": 1 << 17, "window": 64, "overlap": 63}, Code.OUT_OF_RANGE),
     ],
 )
 async def test_a_container_that_promises_too_much_is_refused_before_a_forward(
@@ -191,6 +192,24 @@ async def test_a_container_that_promises_too_much_is_refused_before_a_forward(
     with pytest.raises(TurnoutError) as refused:
         await restored(model, to_base64(forged.pack()))
     assert refused.value.code is code
+
+
+async def test_forwards_are_counted_before_they_run() -> None:
+    for tokens, window, overlap, lanes in ((5, 16, 5, 2), (41, 16, 5, 2), (90, 8, 7, 3), (64, 4, 0, 4)):
+        shape, model = Shape(VOCAB, lanes, window, overlap, BEGIN, tokens, tokens), byte_model(3)
+        ran = Progress()
+
+        def coded(lane: int, index: int, logits: Logits, numerics: str) -> int:
+            return 1
+
+        await walk(task_run(model), shape, coded, ran)
+        assert shape.forwards * len(shape.lengths) == ran.prompt_tokens
+
+
+def test_the_longest_code_of_the_most_bytes_has_room() -> None:
+    """No token takes more bits than all weights together have over the least one."""
+    most_bits = np.log2(float(PEAK) * (1 << 18))
+    assert len(to_base64(bytes(int(MOST_BYTES * most_bits / 8) + 128))) <= MOST_ENCODED
 
 
 def _replace(shape: Shape, change: dict[str, int]) -> Shape:
@@ -225,6 +244,7 @@ async def test_other_numbers_are_found_out(monkeypatch: pytest.MonkeyPatch) -> N
         ({"text": "a", "lanes": 1}, "params.lanes"),
         ({"text": "a", "lanes": float("nan")}, "params.lanes"),
         ({"text": "a", "windows": 8}, "params.windows"),
+        ({"text": "x" * 40_000, "window": 64, "overlap": 63}, "params.overlap"),
         ({"data": to_base64(b"x" * (256 * 1024 + 1))}, "params.data"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from decoding.fakes import TableModel
 from decoding.methods.exact_span import cuts_in
 from decoding.model import Request
 from decoding.sequence import Sequence
+from decoding.tasks import evidence as task
 from decoding.tasks.base import Progress
 from decoding.tasks.evidence import AFTER, BEFORE, BETWEEN, Document, EvidenceResult
 from decoding.tasks.exact_span import ExactSpanResult
@@ -182,3 +184,32 @@ async def test_parameters_are_refused_by_name(task: str, params: dict[str, Any],
     with pytest.raises(TurnoutError) as refused:
         await result_of(task, model, **{**asked, **params})
     assert (refused.value.code, refused.value.field) == (code, field)
+
+
+async def test_a_document_that_is_too_long_is_refused_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "document_in", lambda *args: pytest.fail("it was cut"))
+    model = byte_model(1)
+    model.max_length = 200
+    with pytest.raises(TurnoutError) as refused:
+        await result_of("evidence", model, document="Rain. " * 50, question="Why?")
+    assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "params.document")
+
+
+async def test_rows_of_one_piece_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits after every token of a piece are many: 32 pieces of 1024 tokens would take gigabytes."""
+    model, held = byte_model(1), list[bool]()
+    extend = model.extend
+
+    async def counted(seq: Any, tokens: Any = (), want: Any = None, every: bool = False) -> Any:
+        held.append(every)
+        try:
+            await asyncio.sleep(0)
+            assert sum(held) <= 1
+            return await extend(seq, tokens, want, every)
+        finally:
+            held.remove(every)
+
+    monkeypatch.setattr(model, "extend", counted)
+    found = await result_of("evidence", model, document=DOCUMENT, question="Why?", count=3)
+    assert isinstance(found, EvidenceResult)
+    assert len(found.evidence) == 3
