@@ -120,12 +120,12 @@ def test_systematic_copies_are_the_shares_rounded(shares: list[float], first: fl
 class Listed(Constraint):
     """Allows some texts; counts what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, fitting: tuple[tuple[int, ...], ...] = FITTING) -> None:
         self.end_ids, self.vocab_size, self.failure, self.remembers = frozenset({END}), 7, "", False
-        self.is_lazy, self.asked = True, Counter[str]()
+        self.is_lazy, self.asked, self._fitting = True, Counter[str](), fitting
 
     def _next(self, text: tuple[int, ...]) -> set[int]:
-        whole = [(*each, END) for each in FITTING]
+        whole = [(*each, END) for each in self._fitting]
         return {each[len(text)] for each in whole if each[: len(text)] == text and len(text) < len(each)}
 
     def masks(self, answer: list[int], paths: Rows[tuple[int, ...]]) -> list[Mask | None]:
@@ -138,7 +138,7 @@ class Listed(Constraint):
         return token in self._next((*answer, *path))
 
     def accepts(self, tokens: list[int]) -> bool:
-        return tuple(tokens) in FITTING
+        return tuple(tokens) in self._fitting
 
     def clone(self) -> Listed:
         return self
@@ -190,7 +190,11 @@ def p_value(found: list[Request]) -> float:
 
 
 async def test_the_law_is_the_models_given_that_the_text_fits() -> None:
-    """And, with any number of particles, an answer times the estimate of what fits has the model's own probability."""
+    """It is so with many particles alone: the law of 12 is off still, which 200 runs do not see, and 1,200 do.
+
+    Exact with any number of particles: an answer times the estimate of what fits has the model's own probability. The
+    law itself of one and two particles is that of `test_smc_exact.py`.
+    """
     with many_runs():
         found = await answers(200, particles=12)
         masked = await answers(60, particles=1)
