@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.model import EngineModel
 
 WANT = ReadSpec(draw=None, logits=True)
+MOST_SHARE = 0.5  # of a cache, for all lanes: nothing can take their blocks from them for other requests
 STEPS_BEFORE = 8  # of interactive requests, before a forward of low priority
 
 
@@ -35,21 +36,26 @@ class FixedLanes:
         longest: tokens that each may have.
 
     Raises:
-        TurnoutError: RESOURCE_EXHAUSTED: the pool has not enough blocks free; OUT_OF_RANGE: it never has.
+        TurnoutError: RESOURCE_EXHAUSTED: the pool has not enough blocks free, or other lanes hold too many of them;
+            OUT_OF_RANGE: it never has.
     """
 
     def __init__(self, model: EngineModel, count: int, longest: int) -> None:
         pool = model.pool
         needed = count * -(-longest // pool.block_size)
-        if longest > model.max_length or needed > pool.num_blocks:
-            most = min(model.max_length, pool.num_blocks // count * pool.block_size)
+        room = int(pool.num_blocks * MOST_SHARE)
+        if longest > model.max_length or needed > room:
+            most = min(model.max_length, room // count * pool.block_size)
             raise out_of_range("window", f"{count} lanes of {longest} tokens; {model.name} has room for {most} each")
         # As many tokens as a lane may have: some models compute by how long a sequence may become (`engine.rope`).
         sampling = SamplingParams(temperature=0.0, max_tokens=max(longest - 1, 1))
         self.longest = longest
         self.tables = [BlockTable(Sequence([0], sampling, 0), pool, model.store) for _ in range(count)]
         self.busy = self.released = False
+        held = sum(len(table.blocks) for lanes in model.lanes.values() for table in lanes.tables)
         try:
+            if held + needed > room:
+                raise OutOfBlocksError
             for table in self.tables:
                 table.reserve(longest)
         except OutOfBlocksError:

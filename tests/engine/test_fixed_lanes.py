@@ -132,7 +132,8 @@ async def test_lanes_that_begin_anew_forget_what_they_read() -> None:
 
 
 async def test_lanes_that_do_not_fit_are_refused_and_take_nothing() -> None:
-    made = model(num_blocks=6)
+    """Of 14 blocks half are for lanes: what is left is for requests, which cannot take blocks from lanes."""
+    made = model(num_blocks=14)
     with pytest.raises(TurnoutError) as refused:
         await made.do(owner(), FixedForward((1, 1), 0, 16))  # eight blocks
     assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "window")
@@ -142,6 +143,7 @@ async def test_lanes_that_do_not_fit_are_refused_and_take_nothing() -> None:
         await made.do(owner(), FixedForward((1, 1), 0, 8))
     assert refused.value.code is Code.RESOURCE_EXHAUSTED
     assert made.pool.num_held == 4
+    await others(made, 1)
     with pytest.raises(ValueError, match="place"):
         await made.do(held, FixedForward((1, 1), 3, 8))
     made.release(held)
