@@ -55,18 +55,30 @@ def recommended(correlation: float) -> Recommended:
 
 @dataclass
 class Alignment:
-    """Likelihoods and utilities of the candidates of many inputs, the newest `MOST_INPUTS` of them."""
+    """Likelihoods and utilities of the candidates of many inputs, the newest `MOST_INPUTS` of them.
+
+    Attributes:
+        inputs: likelihoods and utilities of each.
+        taus: tau-b of each.
+    """
 
     inputs: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    taus: list[float] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the numbers, in bytes."""
+        return 64 * sum(len(likelihoods) for likelihoods, _ in self.inputs)
 
     def add(self, likelihoods: Items[float], utilities: Items[float]) -> None:
         """Take the candidates of one input."""
         self.inputs = [*self.inputs[1 - MOST_INPUTS :], (list(likelihoods), list(utilities))]
+        self.taus = [*self.taus[1 - MOST_INPUTS :], kendall(likelihoods, utilities)]
 
     @property
     def within(self) -> float:
         """Mean over inputs of tau-b: whether ranking by likelihood ranks by utility."""
-        return sum(kendall(*each) for each in self.inputs) / len(self.inputs)
+        return sum(self.taus) / len(self.taus)
 
     @property
     def across(self) -> float:

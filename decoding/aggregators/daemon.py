@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import torch
@@ -81,11 +82,15 @@ async def measured(
     if "coherence" in names:
         vectors = await embeddings(model, seq, [tuple(seq.tokens), *answers])
         cosines = (vectors[1:] @ vectors[0]).tolist()
-    rows = [
-        metrics_of(without_end(ids, seq.end_ids) or ids, surprise, cosine, names)
-        for ids, surprise, cosine in zip(answers, logprobs, cosines, strict=True)
-    ]
-    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(names))
+
+    def rows() -> list[list[float]]:
+        return [
+            metrics_of(without_end(ids, seq.end_ids) or ids, surprise, cosine, names)
+            for ids, surprise, cosine in zip(answers, logprobs, cosines, strict=True)
+        ]
+
+    found = await asyncio.to_thread(rows)  # long answers take long
+    return torch.tensor(found, dtype=torch.float64).reshape(len(found), len(names))
 
 
 def draw(weights: torch.Tensor, point: float) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from decoding.aggregators.base import AggregatorChoice, AnswerSet, ValuedAggregator, make_valued
-from decoding.alignment import Alignment, kendall, recommended
+from decoding.alignment import Alignment, recommended
 from decoding.model import ModelPool, StopRule
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
@@ -62,7 +62,7 @@ class LikelihoodUtility(ValuedAggregator):
         seq, model, _ = group.context
         kept = model.stores.open(f"{STORE}/{self.params.value.model_dump_json()}", seq.learner, Alignment)
         kept.add(likely, utilities)
-        group.measures["likelihood_utility_tau"] = kendall(likely, utilities)
+        group.measures["likelihood_utility_tau"] = kept.taus[-1]
         group.measures["likelihood_utility_tau_pooled"] = kept.within
         group.measures["likelihood_utility_correlation_pooled"] = kept.across
         advice = f"likelihood and value: tau {kept.within:.2f} over {len(kept.inputs)} requests"

@@ -9,7 +9,7 @@ from pydantic import Field
 from decoding.aggregators._embeddings import embeddings
 from decoding.aggregators.base import AnswerSet, ValuedAggregator, make_valued
 from decoding.model import ModelPool, StopRule
-from decoding.similarity import TextSimilarity, similarity_matrix
+from decoding.similarity import TextSimilarity, similarities
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
@@ -83,22 +83,23 @@ class Mbr(ValuedAggregator):
             scores = await self._first.values(group)
             kept = sorted(sorted(kept, key=lambda place: -scores[place])[: self.params.keep])
         support = kept if self.params.support == "kept" else list(range(count))
-        matrix = await self._utilities(group)
+        matrix = await self._utilities(group, kept, support)
         values = [-1.0] * count
-        for place in kept:
-            values[place] = sum(matrix[place][other] for other in support) / len(support)
+        for place, row in zip(kept, matrix, strict=True):
+            values[place] = sum(row) / len(support)
         return values
 
-    async def _utilities(self, group: AnswerSet) -> list[list[float]]:
+    async def _utilities(self, group: AnswerSet, kept: list[int], support: list[int]) -> list[list[float]]:
+        """Utility of each answer kept to each of the support."""
         kind = self.params.utility
         if kind == "embedding":
             seq, model, _ = group.context
             vectors = await embeddings(model, seq, [each.ids for each in group.answers])
-            cosines: list[list[float]] = (vectors @ vectors.T).tolist()
+            cosines: list[list[float]] = (vectors[kept] @ vectors[support].T).tolist()
             return cosines
         similarity: TextSimilarity = kind
         texts = [each.final if kind == "exact" else each.text for each in group.answers]
-        return similarity_matrix(texts, texts, similarity)
+        return await similarities([texts[place] for place in kept], [texts[place] for place in support], similarity)
 
     async def choose(self, group: AnswerSet) -> int:
         """See `Aggregator.choose`."""

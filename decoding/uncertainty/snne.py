@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 
 from decoding.aggregators._embeddings import embeddings
 from decoding.aggregators.base import AnswerSet, Candidate
-from decoding.similarity import TextSimilarity, similarity_matrix
+from decoding.similarity import TextSimilarity, similarities
 from decoding.uncertainty.base import SampledParams, SampledUncertainty
 
 
@@ -23,7 +23,7 @@ class SnneParams(SampledParams):
             " model's own embeddings"
         ),
     ] = "rouge_l"
-    tau: Annotated[FiniteFloat, Field(ge=1e-3, le=1e3, description="temperature of the soft nearest neighbours")] = 1.0
+    tau: Annotated[FiniteFloat, Field(ge=1e-2, le=1e3, description="temperature of the soft nearest neighbours")] = 1.0
     weighted: Annotated[
         bool, Field(description="whether answers count by their mean log-probability; otherwise all the same")
     ] = False
@@ -52,7 +52,7 @@ class Snne(SampledUncertainty):
             return vectors @ vectors.T
         kind: TextSimilarity = self.params.similarity
         texts = [each.text for each in group.answers]
-        return torch.tensor(similarity_matrix(texts, texts, kind))
+        return torch.tensor(await similarities(texts, texts, kind))
 
 
 def neighbour_entropy(similarities: torch.Tensor, tau: float = 1.0, logprobs: list[float] | None = None) -> float:

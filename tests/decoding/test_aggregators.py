@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from typing import Any
 
@@ -13,7 +14,7 @@ from decoding.aggregators.base import AnswerSet, Candidate, best, make_aggregato
 from decoding.aggregators.complexity import num_steps
 from decoding.aggregators.daemon import draw
 from decoding.aggregators.self_certainty import CertaintyRule, borda
-from decoding.alignment import Alignment, kendall, pearson, recommended, spearman
+from decoding.alignment import MOST_INPUTS, Alignment, kendall, pearson, recommended, spearman
 from decoding.fakes import ListText, TableModel, markov, pair
 from decoding.logits import certainty
 from decoding.metric_matching import diversity, fit_coefficients, metrics_of, seq_rep, tilt, token_rep
@@ -21,7 +22,15 @@ from decoding.model import ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed
 from decoding.packed_reading import branches, packs
 from decoding.sequence import Sequence
-from decoding.similarity import chrf, exact, rouge_l, similarity_matrix, token_f1
+from decoding.similarity import (
+    MOST_CHARACTERS,
+    chrf,
+    common_subsequence,
+    exact,
+    rouge_l,
+    similarity_matrix,
+    token_f1,
+)
 from decoding.state import twin
 from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
@@ -182,6 +191,47 @@ def test_similarities_of_words() -> None:
     assert exact("a", "A") == 0.0
 
 
+def counted_chrf(text: str, reference: str) -> float:
+    """As the definition reads, with the n-grams of one pair."""
+    mine, theirs = "".join(text.split()), "".join(reference.split())
+    shares = []
+    for n in range(1, 7):
+        found, wanted = (Counter(each[at : at + n] for at in range(len(each) - n + 1)) for each in (mine, theirs))
+        if found and wanted:
+            common = (found & wanted).total()
+            shares.append((common / found.total(), common / wanted.total()))
+    precision, recall = (sum(column) / len(shares) for column in zip(*shares, strict=True)) if shares else (0.0, 0.0)
+    return 5 * precision * recall / (4 * precision + recall) if precision + recall else 0.0
+
+
+def test_all_pairs_at_once_are_each_pair_alone() -> None:
+    rng = random.Random(2)
+    texts = ["".join(rng.choice("ab c\u00e9\U0001f600\ud800") for _ in range(rng.randrange(25))) for _ in range(25)]
+    for kind, one in (("chrf", counted_chrf), ("token_f1", token_f1), ("rouge_l", rouge_l)):
+        matrix = similarity_matrix(texts, texts[:9], kind)  # type: ignore[arg-type]
+        for text, row in zip(texts, matrix, strict=True):
+            assert row == pytest.approx([one(text, reference) for reference in texts[:9]])
+        assert similarity_matrix([], [], kind) == []  # type: ignore[arg-type]
+
+
+def test_common_subsequences_are_those_of_the_table() -> None:
+    rng = random.Random(3)
+    for _ in range(60):
+        first, second = (rng.choices("abcd", k=rng.randrange(30)) for _ in range(2))
+        table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+        for i, a in enumerate(first):
+            for j, b in enumerate(second):
+                table[i + 1][j + 1] = table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
+        assert common_subsequence(first, second) == table[-1][-1]
+
+
+@pytest.mark.parametrize("kind", ["chrf", "token_f1", "rouge_l"])
+def test_of_long_texts_the_ends_are_compared(kind: Any) -> None:
+    """All that one request can ask for is 64 texts of this size with each other."""
+    end = "the end is the same " * (MOST_CHARACTERS // 20 + 1)
+    assert similarity_matrix(["a " * 50_000 + end], ["b c " * 90_000 + end], kind) == [[pytest.approx(1.0)]]
+
+
 async def test_minimum_bayes_risk() -> None:
     group = answers("x a", "y a", "z b", likely=(-3.0, -2.0, -1.0))
     assert await chosen(group, "mbr", utility="exact") == await chosen(group, "majority") == 1
@@ -294,6 +344,11 @@ def test_the_recommended_decoder(sign: float, advice: str) -> None:
     assert kept.across == pytest.approx(sign)
     assert recommended(kept.within) == advice
     assert recommended(0.2) == "rerank"
+    for _ in range(MOST_INPUTS):
+        kept.add([1.0, 2.0], [3.0, 1.0])
+    assert len(kept.inputs) == len(kept.taus) == MOST_INPUTS
+    assert kept.within == -1.0
+    assert kept.nbytes > 0
 
 
 async def test_the_weight_of_the_value() -> None:
