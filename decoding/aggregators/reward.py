@@ -7,10 +7,13 @@ import asyncio
 from decoding.aggregators.base import AnswerSet, ValuedAggregator
 from decoding.artifacts import ArtifactName
 from decoding.model import ModelPool
+from decoding.packed_reading import packs
 from decoding.parts import Example, ModelShape
 from decoding.scorers.reward_model import RewardModelParams, RewardModelScorer
 from decoding.step_heads import StateHead
 from turnout.registry import MethodParams
+
+AT_ONCE = 2048
 
 
 class RewardParams(MethodParams):
@@ -20,7 +23,10 @@ class RewardParams(MethodParams):
 
 
 class Reward(ValuedAggregator):
-    """The scorer `reward_model` reads each whole answer, in one forward each; rewards are from 0 to 1."""
+    """The scorer `reward_model` reads each whole answer, in one forward each; rewards are from 0 to 1.
+
+    Answers are read together as far as the logits of their tokens, which it reads too, are `AT_ONCE` rows.
+    """
 
     Params = RewardParams
     params: RewardParams
@@ -42,7 +48,12 @@ class Reward(ValuedAggregator):
     async def values(self, group: AnswerSet) -> list[float]:
         """See `ValuedAggregator.values`."""
         seq, _, models = group.context
-        return await asyncio.gather(*(self._scorer.score(models, seq, each.ids) for each in group.answers))
+        found: dict[int, float] = {}
+        for places in packs([len(each.ids) for each in group.answers], AT_ONCE):
+            texts = [group.answers[place].ids for place in places]
+            scores = await asyncio.gather(*(self._scorer.score(models, seq, ids) for ids in texts))
+            found.update(zip(places, scores, strict=True))
+        return [found[place] for place in range(len(group.answers))]
 
 
 PART = Reward

@@ -6,7 +6,7 @@ import torch
 
 from decoding.aggregators.base import AnswerSet, ValuedAggregator
 from decoding.artifacts import ArtifactName
-from decoding.model import Model, ModelPool, ReadSpec
+from decoding.model import Model, ModelPool, Readout, ReadSpec
 from decoding.packed_reading import read_packed
 from decoding.parts import Example, ModelShape
 from decoding.sequence import Sequence
@@ -67,8 +67,11 @@ async def pooled_states(model: Model, seq: Sequence, answers: list[tuple[int, ..
         answers: tokens of each; one that ends the answer is left out.
     """
     texts = [without_end(ids, seq.end_ids) or ids for ids in answers]
-    read = await read_packed(model, seq, texts, STATES)
-    return torch.stack([torch.stack([row.hidden[LAST].float() for row in rows]).mean(0).cpu() for rows in read])
+    return torch.stack(await read_packed(model, seq, texts, STATES, _mean_state))
+
+
+def _mean_state(rows: list[Readout]) -> torch.Tensor:
+    return torch.stack([row.hidden[LAST].float() for row in rows]).mean(0).cpu()
 
 
 PART = UniEncoder

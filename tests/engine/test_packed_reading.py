@@ -26,7 +26,7 @@ async def test_they_equal_separate_passes(pool: ModelPool) -> None:
     seq, large = prompt(), pool.large
     before = seq.meter.models.get("large")
     assert before is None
-    packed = await read_packed(large, seq, ANSWERS, STATES, most_rows=10)
+    packed = await read_packed(large, seq, ANSWERS, STATES, list, most_rows=10)
     forwards = seq.meter.models["large"].forwards
     assert forwards == 2  # 17 tokens, at most 10 in one
     for answer, rows in zip(ANSWERS, packed, strict=True):
