@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, TypeVar
 
 from deployments.backend import Batch, merge
@@ -244,9 +245,14 @@ def combine(usages: Sequence[Usage]) -> Usage:
         wall_s=max(usage.wall_s for usage in usages),
         queue_s=max(usage.queue_s for usage in usages),
         drift=next((usage.drift for usage in reversed(usages) if usage.drift is not None), None),
-        measures={name: value for usage in usages for name, value in usage.measures.items()},
+        measures=_mean_measures([usage.measures for usage in usages]),
         notes=tuple(dict.fromkeys(note for usage in usages for note in usage.notes)),
     )
+
+
+def _mean_measures(measured: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in measured for name in each)
+    return {name: fmean(each[name] for each in measured if name in each) for name in names}
 
 
 def _add(costs: list[Cost], weights: list[int]) -> Cost:

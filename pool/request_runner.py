@@ -27,7 +27,7 @@ from pool.resume import deliveries
 from pool.routing import Routing
 from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
-from pool.usage import merged, usage_of
+from pool.usage import usage_of, with_answer
 from pool.validation import PreparedRequest, ResolvedMethod
 from turnout.calls import Chunk, Decided, Event, GenerateCall, Regained, Usage
 from turnout.cost import Meter
@@ -298,7 +298,7 @@ class RequestRunner:
             if self.prepared.plan is not None:
                 request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
-            self._extra = merged(self._extra, request.extra)
+            self._extra = with_answer(self._extra, request.extra)
             self._stream_meter.merge(request.stream_meter)
             for each in self._written_with(answer):
                 _release(each.sequence, self._models)

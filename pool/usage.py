@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from decoding.calibration import RAN
@@ -24,12 +25,18 @@ plain_out = lru_cache(maxsize=1 << 16)(TokenOut)  # of an id, its text, a source
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge what the answers of a call leave for its usage: where both have a mapping, key by key; else the second."""
+    """Merge two mappings: where both have a mapping of a name, key by key; else the second's value holds."""
     both = {**first, **second}
     for key in first.keys() & second.keys():
         if isinstance(first[key], Mapping) and isinstance(second[key], Mapping):
             both[key] = merged(first[key], second[key])
     return both
+
+
+def with_answer(call: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge what an answer leaves into what the call's others left; measures of the same name stand in a row."""
+    known, new = call.get(MEASURES, {}), answer.get(MEASURES, {})
+    return merged(call, {**answer, MEASURES: {name: (*known.get(name, ()), value) for name, value in new.items()}})
 
 
 def token_out(token: Token, text: Detokenizer, thinking: bool = False) -> TokenOut:
@@ -82,7 +89,7 @@ def usage_of(
         sequences: of its answers, the first one first.
         large: the model the cost is compared with.
         seconds: from the call's arrival to its first token, and to its end.
-        extra: what its method left: parameters it ran with, drift.
+        extra: what its answers left, see `with_answer`: parameters the method ran with, drift, measures.
         notes: for the person who reads the answer.
         routing: of the call, if it was routed.
         streams: the work done for streams of a contrast, which is part of what models did.
@@ -110,7 +117,7 @@ def usage_of(
         wall_s=wall_s,
         notes=notes,
         drift=extra.get(DRIFT),
-        measures=dict(extra.get(MEASURES, {})),
+        measures={name: fmean(values) for name, values in extra.get(MEASURES, {}).items()},
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any
 
 from pool.endpoints.failover import TextRequest
@@ -58,6 +59,7 @@ def usage_of(
         ttft_s=first_s,
         wall_s=wall_s,
         notes=tuple(dict.fromkeys([*notes, *plan.notes, *work.notes])),
+        measures={name: fmean(values) for name, values in work.measured.items()},
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )

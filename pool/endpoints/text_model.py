@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -39,6 +39,7 @@ class Work:
         cached_tokens: those of them that its cache held.
         switches: changes to another model.
         reasoning_tokens: of the answers that stayed, those that are thinking, where models say how many.
+        measured: what was measured of each answer, by name.
     """
 
     meter: Meter = field(default_factory=Meter)
@@ -47,6 +48,12 @@ class Work:
     cached_tokens: int = 0
     switches: int = 0
     reasoning_tokens: int = 0
+    measured: dict[str, list[float]] = field(default_factory=dict)
+
+    def measure(self, values: Mapping[str, float]) -> None:
+        """Add what was measured of an answer."""
+        for name, value in values.items():
+            self.measured.setdefault(name, []).append(value)
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -59,6 +66,8 @@ class Work:
         self.prompt_tokens, self.cached_tokens = other.prompt_tokens, other.cached_tokens
         self.switches += other.switches
         self.reasoning_tokens += other.reasoning_tokens
+        for name, values in other.measured.items():
+            self.measured.setdefault(name, []).extend(values)
         for note in other.notes:
             self.note(note)
 

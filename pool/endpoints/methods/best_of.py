@@ -31,9 +31,10 @@ async def run(request: TextRequest, models: TextModels, params: BestOfParams) ->
         asked = replace(one, sampling=one.sampling.model_copy(update=update))
         draws.append(_drawn(Drafts.write(request, models, params.model, asked)))
     async for index, drafts in together(draws):
-        seed, notes = derive_seed(request.seed, index), list[str]()
-        best = await _best(drafts.answers, params, models.name(params.model), seed, notes)
-        for note in notes:
+        group = AnswerSet([_candidate(each, params.mark) for each in drafts.answers], derive_seed(request.seed, index))
+        best = await _best(group, params, models.name(params.model))
+        request.work.measure(group.measures)
+        for note in group.notes:
             request.work.note(note)
         drafts.settle(request.work, [best])
         yield replace(as_asked(drafts.answers[best], call), index=index)
@@ -43,13 +44,12 @@ async def _drawn(drafts: Coroutine[Any, Any, Drafts]) -> AsyncIterator[Drafts]:
     yield await drafts
 
 
-async def _best(drafts: list[Chunk], params: BestOfParams, model: str, seed: int, notes: list[str]) -> int:
+async def _best(group: AnswerSet, params: BestOfParams, model: str) -> int:
     aggregator = params.aggregator()
-    answers = [_candidate(draft, params.mark) for draft in drafts]
-    if aggregator.reads_logprobs and len(answers) > 1 and not all(each.logprobs for each in answers):
+    if aggregator.reads_logprobs and len(group.answers) > 1 and not all(each.logprobs for each in group.answers):
         why = f"{aggregator.name} needs log-probabilities, and {model!r} gives none; use majority"
         raise invalid("params.rerank", why)
-    return await choose(aggregator, AnswerSet(answers, seed, notes=notes))
+    return await choose(aggregator, group)
 
 
 def _candidate(draft: Chunk, mark: str) -> Candidate:

@@ -260,7 +260,8 @@ async def test_best_of_takes_what_chooses_by_texts_and_refuses_the_rest(site):
 
     pool = site.pool(None, await site.server(script))
     words = {"name": "mbr", "utility": "token_f1"}
-    chunks, _ = await answer(pool, ask(method="best_of", params={"k": 3, "rerank": words}))
+    chunks, usage = await answer(pool, ask(method="best_of", params={"k": 3, "rerank": words}))
+    assert set(usage.measures) == {"expected_utility"}
     assert text_of(chunks) == "the cat sat"
     for rerank in ("first_finish", {"name": "mbr", "utility": "embedding"}):
         error = await refused(pool, ask(method="best_of", params={"k": 3, "rerank": rerank}))
