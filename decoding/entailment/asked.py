@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.candidates import reading
 from decoding.entailment.base import EntailmentJudge
 from decoding.model import ModelPool, ReadSpec
 from decoding.text import codec_of, continue_with, yes_and_no
+from turnout.errors import FieldError
 from turnout.registry import MethodParams, ModelRole
 
 QUESTION = (
     "\n\nTwo possible answers to the question above.\nAnswer 1: {first}\nAnswer 2: {second}\n"
     "Does answer 1 semantically entail answer 2? Answer yes or no:"
 )
+PLACES = re.compile(r"\{(?:first|second)\}")
 
 
 class AskedParams(MethodParams):
@@ -31,6 +34,12 @@ class AskedParams(MethodParams):
             description="put after the request's prompt; {first} and {second} stand in it",
         ),
     ] = QUESTION
+
+    @model_validator(mode="after")
+    def _check_question(self) -> Self:
+        if len(set(PLACES.findall(self.question))) < 2:
+            raise FieldError("question", "must contain {first} and {second}")
+        return self
 
 
 class Asked(EntailmentJudge):
@@ -57,7 +66,8 @@ class Asked(EntailmentJudge):
         """See `EntailmentJudge.entails`."""
         seq, _, models = group.context
         model = models.by_role(self.params.model)
-        text = self.params.question.replace("{first}", first.text.strip()).replace("{second}", second.text.strip())
+        said = {"{first}": first.text.strip(), "{second}": second.text.strip()}
+        text = PLACES.sub(lambda found: said[found[0]], self.params.question)  # in one go: texts may hold braces too
         tokens = continue_with(self._codec, text, parse_special=False)
         prompt = seq.tokens[: seq.num_prompt_tokens]
         if len(prompt) + len(tokens) > model.max_length:

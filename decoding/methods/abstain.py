@@ -113,7 +113,7 @@ async def _held(
 
 
 def _words(request: Request, models: ModelPool, params: AbstainParams) -> tuple[int, ...]:
-    """Tokens of the text; a structure that it would break is refused.
+    """Tokens of the text, which is no thinking even if the prompt begins some; a structure is refused.
 
     Raises:
         TurnoutError: INVALID_ARGUMENT: the request has a structure, or the tokenizer makes no tokens of text.
@@ -122,7 +122,11 @@ def _words(request: Request, models: ModelPool, params: AbstainParams) -> tuple[
         return ()
     if request.sequence.sampling.structure is not None:
         raise invalid(f"{FIELD}.text", "must be empty where the answer has a structure, which it would not fit")
-    return continuation_ids(codec_of(models, f"{FIELD}.text"), params.text)
+    words, thinking = continuation_ids(codec_of(models, f"{FIELD}.text"), params.text), request.sequence.thinking
+    if thinking is None:
+        return words
+    ends = (*thinking.end.ids, *thinking.gap) if thinking.start == "inside" else ()
+    return (*(thinking.direct or ends), *words)
 
 
 def _abstained(request: Request, words: tuple[int, ...]) -> Segment:

@@ -19,12 +19,14 @@ from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
 from decoding.uncertainty.base import doubt_of, make_uncertainty
+from turnout.errors import FieldError
 from turnout.part_choice import PartChoice
 from turnout.registry import method
 from turnout.types import FinishReason, Segment
 
 Confidence = Literal["logprob", "least_logprob", "entropy"]
 UNMEASURED = 1e6  # the answer that is there stays
+LIMIT = 1000.0  # of thresholds; what they are compared with is above its negative, and below it
 
 
 class Measured(Protocol):
@@ -46,7 +48,7 @@ class CascadeParams(CalibratedParams):
 
     example: ClassVar[Mapping[str, Any]] = {"threshold": -1.0}
     knob: ClassVar[TunableParam] = TunableParam(
-        "threshold", fixed=("confidence", "keep_cut", "uncertainty"), never=-1000.0
+        "threshold", fixed=("confidence", "keep_cut", "uncertainty"), never=-LIMIT
     )
 
     confidence: Annotated[
@@ -67,8 +69,8 @@ class CascadeParams(CalibratedParams):
     threshold: Annotated[
         FiniteFloat,
         Field(
-            ge=-1000.0,
-            le=1000.0,
+            ge=-LIMIT,
+            le=LIMIT,
             description="confidence below which the large model answers; 1: always, 1000 with `uncertainty`",
         ),
     ] = -0.05
@@ -80,6 +82,8 @@ class CascadeParams(CalibratedParams):
     def _check_uncertainty(self) -> Self:
         if self.uncertainty is not None:
             make_uncertainty(self.uncertainty)
+        elif self.threshold > 1.0:
+            raise FieldError("threshold", "must be at most 1 without `uncertainty`: no other confidence is above 0")
         return self
 
     def check_parts(self, models: ModelPool) -> None:
@@ -95,7 +99,7 @@ class CascadeParams(CalibratedParams):
     @property
     def always(self) -> float:
         """See `CalibratedParams.always`."""
-        return 1.0 if self.uncertainty is None else 1000.0
+        return 1.0 if self.uncertainty is None else LIMIT
 
 
 @method(params=CascadeParams, lossless=False, needs=frozenset({"small", "large"}), over_text=True)
@@ -142,7 +146,7 @@ async def _sureness(choice: PartChoice, request: Request, draft: Sequence, model
     part.check(models)
     answer = Candidate.of(draft, len(seq.generated), models, MARK)
     doubt = await doubt_of(part, request, seq, small, models, answer)
-    return UNMEASURED if doubt is None else -doubt
+    return UNMEASURED if doubt is None else min(max(-doubt, -LIMIT), LIMIT - 1.0)
 
 
 async def _write(model: Model, draft: Sequence, kind: Confidence) -> float:

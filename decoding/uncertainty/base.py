@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import abstractmethod
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from decoding.noise import derive_seed
 from decoding.parts import Part
 from decoding.recorder import watched
 from decoding.sequence import Sequence
+from turnout.errors import Interrupted
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
 
@@ -125,13 +127,18 @@ async def doubt_of(
 
     Returns:
         The value; None where the estimator fails: a note says why, and the answer stays what it is.
+
+    Raises:
+        Interrupted: a process that worked on it has ended.
     """
     try:
         drawn = await part.samples(seq, model, models)
         group = AnswerSet(drawn, seq.seed, seq, model, models, notes=request.notes)
         value = await part.measure(group, answer)
-        if value != value:
-            raise ValueError("the value is not a number")
+        if not math.isfinite(value):
+            raise ValueError("the value is not a finite number")
+    except Interrupted:  # the call is made again
+        raise
     except Exception as error:
         log.warning("uncertainty %s failed", part.name, exc_info=True)
         request.notes.append(f"uncertainty {part.name!r} was not measured ({error})")

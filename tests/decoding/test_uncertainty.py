@@ -12,11 +12,13 @@ import torch
 from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.doubt_heads import BottleneckHead
 from decoding.entailment.asked import Asked
+from decoding.entailment.base import PACKAGE as JUDGES
 from decoding.entailment.base import EntailmentJudge, clusters_of, sizes_of
 from decoding.entailment.final_answer import FinalAnswer
 from decoding.fakes import ListText, TableModel, markov, pair
 from decoding.model import MEASURES, ModelPool, Request
 from decoding.sequence import Sequence
+from decoding.thinking import Marker, Thinking
 from decoding.uncertainty.base import Uncertainty, make_uncertainty
 from decoding.uncertainty.semantic_entropy import entropy_of_clusters
 from decoding.uncertainty.snne import neighbour_entropy
@@ -101,6 +103,27 @@ async def test_a_model_is_asked_with_both_answers_after_the_prompt() -> None:
     assert set(fed) == {"abab?", "abba?"}
     assert list(model.cached) == []
     assert seq.meter.models["large"].forwards == 2
+
+
+async def test_answers_that_spell_a_place_are_put_in_as_they_are() -> None:
+    fed, chars = [], Words([*"acdeno{}sy?"])
+
+    def answers(tokens: list[int]) -> torch.Tensor:
+        fed.append(chars.decode(tokens))
+        return torch.zeros(11)
+
+    model = TableModel("large", answers, 11)
+    judge, models = Asked(Asked.Params(question="{first}?{second}?")), pair(model, model, chars)
+    judge.check(models)
+    group = AnswerSet([], 0, Sequence([0], SamplingParams(), 0), model, models)
+    await judge.entails(group, Candidate("{second}", "", ""), Candidate("y", "", ""))
+    assert fed[-1] == "a{second}?y?"
+
+
+@pytest.mark.parametrize("question", ["Is it so?", "{first}", "{second} {second}"])
+def test_a_question_without_both_answers_is_refused(question: str) -> None:
+    with pytest.raises(TurnoutError, match=r"judge.question: must contain \{first\} and \{second\}"):
+        PartChoice.of("asked", question=question).find(JUDGES, "judge")
 
 
 # SNNE (paper #85).
@@ -257,16 +280,27 @@ async def test_samples_of_a_greedy_request_are_drawn_all_the_same() -> None:
     assert told.sequence.sampling.greedy
 
 
+async def test_an_abstention_is_no_thinking() -> None:
+    """Where the prompt has begun the thinking, its end stands before the text."""
+    model = opinionated(0.5)
+    for start, wanted in (("inside", "cano"), ("open", "no")):
+        request = asked()
+        request.sequence.thinking = Thinking(Marker("<", ()), Marker(">", (2,)), start=start, gap=(0,))  # type: ignore[arg-type]
+        params = {"uncertainty": {"name": "snne", "samples": 2}, "abstain_above": -1000.0, "text": "no"}
+        held = await run("abstain", pair(model, model, CHARS), request, **params)
+        assert CHARS.decode(held.sequence.answer) == wanted
+
+
 class Broken(Uncertainty):
     """Fails, or has no number."""
 
     async def measure(self, group: AnswerSet, answer: Candidate | None) -> float:
-        if group.seed:
+        if group.seed == 1:
             raise RuntimeError("planted")
-        return math.nan
+        return math.inf if group.seed else math.nan
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 async def test_an_estimator_that_fails_leaves_the_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = opinionated(0.5)
     models = pair(model, opinionated(0.0), CHARS)
@@ -316,6 +350,7 @@ async def test_cancelling_frees_every_sample() -> None:
         ("abstain", {"uncertainty": {"name": "snne", "samples": 1}}, "method.params.uncertainty.samples: "),
         ("abstain", {"inner": "none"}, "method.params.inner: 'none' is not known"),
         ("cascade", {"uncertainty": "none"}, "method.params.uncertainty: 'none' is not known"),
+        ("cascade", {"threshold": 1.5}, "method.params.threshold: must be at most 1 without `uncertainty`"),
     ],
 )
 def test_refusals(method: str, params: dict[str, Any], said: str) -> None:
