@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,9 +68,10 @@ class PastStates:
     back, so that their memory is bounded by the tokens that are cached. Safe to be used from several threads.
     """
 
-    __slots__ = ("_layers", "_lock")
+    __slots__ = ("_drafted", "_layers", "_lock")
 
     def __init__(self) -> None:
+        self._drafted: dict[tuple[str, int], tuple[int, tuple[int, ...], torch.Tensor]] = {}
         self._layers: dict[tuple[str, int], _Layer] = {}
         self._lock = threading.Lock()  # forks are made while forwards run
 
@@ -98,6 +99,28 @@ class PastStates:
                 held = self._layers[model, layer] = _Layer(states.new_empty(0, states.shape[1]))
             held.put(states[count - start :])
 
+    def hold(self, model: str, layer: int, start: int, tokens: Sequence[int], states: torch.Tensor) -> None:
+        """Keep the states, [n, width], of hypothetical tokens that would stand from `start` on, until `settle`."""
+        with self._lock:
+            self._drafted[model, layer] = (start, tuple(tokens), states.clone())
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Take the states of those hypothetical tokens that were written.
+
+        Args:
+            tokens: of the sequence, from its first one on.
+        """
+        if not self._drafted:
+            return
+        with self._lock:
+            drafted, self._drafted = self._drafted, {}
+        for (model, layer), (start, path, states) in drafted.items():
+            written = tokens[start : start + len(path)]
+            pairs = enumerate(zip(path, written, strict=False))
+            count = next((place for place, (mine, theirs) in pairs if mine != theirs), len(written))
+            with torch.inference_mode():  # as forwards, whose states they are
+                self.put(model, layer, start, states[:count])
+
     def pick(self, model: str, layer: int, places: torch.Tensor) -> torch.Tensor | None:
         """Return the states of some tokens, float32 [n, width]; zeros where they are not known. None: none is.
 
@@ -115,6 +138,7 @@ class PastStates:
         with self._lock:
             for key in [key for key in self._layers if key[0] == model]:
                 del self._layers[key]
+            self._drafted = {key: held for key, held in self._drafted.items() if key[0] != model}
 
     def fork(self) -> PastStates:
         """Return those of a fork of the sequence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,11 @@ def first_without_states(table: BlockTable) -> int:
     """Return the first token of a sequence whose hidden states its processors read and are not known."""
     seq, pool = table.seq, table.pool
     layers = reads_of(seq, pool.num_layers).before
-    return min((chain_of(seq).past.known(pool.model, layer) for layer in layers), default=sys.maxsize)
+    if not layers:
+        return sys.maxsize
+    past = chain_of(seq).past
+    past.settle(seq.tokens)
+    return min(past.known(pool.model, layer) for layer in layers)
 
 
 def lacks_last(table: BlockTable) -> bool:
@@ -46,7 +51,8 @@ def processors_read(feeds: Sequence[Feed]) -> ReadSpec:
     found = NOTHING
     for feed in feeds:
         if feed.table.seq.sampling.processors:
-            found = found | reads_of(feed.table.seq, feed.table.pool.num_layers)
+            reads = reads_of(feed.table.seq, feed.table.pool.num_layers)
+            found = found | (reads if feed.reads else replace(reads, hidden=NOTHING.hidden))
     return found
 
 
@@ -82,12 +88,16 @@ class ProcessorStates:
             layers = reads_of(seq, self._pool.num_layers).before
             if feed.depth != WHOLE or feed.partial is not None or not layers:
                 continue
-            count = min(start + len(feed.tokens) - feed.num_rows, len(seq)) - start
-            first = int(self._starts[place])
-            if count <= 0:  # hypothetical tokens only
-                continue
+            own, fed = min(start + len(feed.tokens) - feed.num_rows, len(seq)), start + len(feed.tokens)
+            first, past, model = int(self._starts[place]) - start, chain_of(seq).past, self._pool.model
+            is_chain = feed.block is None or (feed.block.is_chain and not feed.cached_rows)
             for layer in layers & self._fed.keys():
-                chain_of(seq).past.put(self._pool.model, layer, start, self._fed[layer][first : first + count])
+                states = self._fed[layer]
+                if start < own:
+                    past.put(model, layer, start, states[first + start : first + own])
+                if is_chain and max(own, start) < fed:  # hypothetical ones, which may be written
+                    at = max(own, start)
+                    past.hold(model, layer, at, feed.tokens[at - start :], states[first + at : first + fed])
 
     def of_rows(
         self, picked: torch.Tensor, normed: torch.Tensor, head: Callable[[torch.Tensor, bool], torch.Tensor]

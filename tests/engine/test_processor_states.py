@@ -144,6 +144,28 @@ async def test_hypothetical_tokens_are_part_of_the_text() -> None:
     model.release(seq)
 
 
+async def test_states_of_accepted_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = twins(config_of("llama"), seed=5, **SMALL)
+    seq = sequence(VECTOR, prompt_of(15))
+    answer = expected(plain, seq)
+    wrong = (answer[18] + 1) % 97
+    tree = DraftTree.chain((*answer[15:18], wrong, *answer[19:20]), "m")
+    verdict = await model.verify(seq, tree, MatchVerifier(), ReadSpec())
+    assert [token.id for token in verdict.tokens] == answer[15:19]
+    for token in verdict.tokens:
+        seq.append(token)
+    fed: list[int] = []
+    run = model.batcher.runner._run_all
+
+    def counted(feeds: Any) -> Any:
+        fed.extend(len(feed.tokens) for feed in feeds)
+        return run(feeds)
+
+    monkeypatch.setattr(model.batcher.runner, "_run_all", counted)
+    assert (await write(model, seq)).tokens == answer
+    assert fed == [1] * 6  # the token after the accepted ones, and then each of the others
+
+
 async def one_by_one(model: EngineModel, seq: Sequence, path: tuple[int, ...]) -> torch.Tensor:
     """The distribution after a path that was written."""
     twin = Sequence([*seq.tokens, *path], seq.sampling, seq.seed)
