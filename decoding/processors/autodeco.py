@@ -78,18 +78,30 @@ class AutoDeco(LogitsProcessor):
         states = batch.hidden(LAST)
         if states is None or batch.states is None:
             return logits
-        model = batch.states.model
-        used = {part._heads for part in parts if part._heads is not None and part._heads.model == model}
-        for heads in used:
-            temperature, top_p = _placed_at(heads, states.device)(states.double(), batch.raw)
-            ones = torch.ones_like(temperature)
-            asked = [part._heads is heads for part in parts]
-            warms = batch.tensor([it and part.params.temperature for it, part in zip(asked, parts, strict=True)])
-            cuts = batch.tensor([it and part.params.top_p for it, part in zip(asked, parts, strict=True)])
-            divisor = torch.where(warms > 0, temperature.clamp(min=LEAST_TEMPERATURE), ones).float()
-            logits = logits / divisor
-            logits = torch.where(cuts > 0, nucleus(logits, top_p.float()), logits)
+        rows: dict[SamplingHeads, list[int]] = {}
+        for row, part in enumerate(parts):
+            if part._heads is not None and part._heads.model == batch.states.model:
+                rows.setdefault(part._heads, []).append(row)
+        for heads, own in rows.items():
+            if len(own) == len(parts):
+                return cls._divided(logits, parts, heads, states, batch.raw)
+            places = torch.tensor(own, device=logits.device)
+            those = [parts[row] for row in own]
+            made = cls._divided(logits[places], those, heads, states[places], batch.raw[places])
+            logits = logits.index_copy(0, places, made)
         return logits
+
+    @classmethod
+    def _divided(
+        cls, logits: torch.Tensor, parts: Rows[Self], heads: SamplingHeads, states: torch.Tensor, raw: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of the same heads, [rows, vocab], with their states, [rows, width]."""
+        temperature, top_p = _placed_at(heads, states.device)(states.double(), raw)
+        warms = torch.tensor([part.params.temperature for part in parts], device=logits.device)[:, None]
+        cuts = torch.tensor([part.params.top_p for part in parts], device=logits.device)[:, None]
+        divisor = torch.where(warms, temperature.clamp(min=LEAST_TEMPERATURE), torch.ones_like(temperature)).float()
+        logits = logits / divisor
+        return torch.where(cuts, nucleus(logits, top_p.float()), logits)
 
 
 def _placed_at(heads: SamplingHeads, device: torch.device) -> SamplingHeads:

@@ -156,3 +156,20 @@ def test_constant_heads_are_plain_sampling_at_their_top_p(said: float, kept: int
     made = choice_scores(raw, [row], seen(torch.zeros(1, 3), "m"))
     assert int(made.isfinite().sum()) == kept
     assert torch.equal(made[:, :kept], raw[:, :kept])  # the temperature is 1
+
+
+def test_rows_of_several_heads_are_what_they_are_alone() -> None:
+    rows, states = [], torch.randn((6, 3), generator=torch.Generator().manual_seed(1))
+    raw = torch.randn((6, 9), generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    heads = [SamplingHeads(3, 4), SamplingHeads(3, 4), SamplingHeads(3, 4)]
+    for place, each in enumerate(heads):
+        each.model = "another" if place == 2 else "m"
+    for place, (which, params) in enumerate([(0, {}), (1, {}), (0, {"top_p": False}), (2, {}), (1, {}), (0, {})]):
+        rows.append(RowContext(Sequence([1], sampling(params), place)))
+        rows[-1].seq.networks = {0: heads[which]}
+    made = choice_scores(raw, rows, seen(states, "m"))
+    for place, row in enumerate(rows):
+        alone = choice_scores(raw[place : place + 1], [row], seen(states[place : place + 1], "m"))
+        assert torch.equal(made[place], alone[0])
+        assert torch.equal(made[place], raw[place]) is (place == 3)
