@@ -85,7 +85,7 @@ class Expected:
     state: int
 
 
-@method(params=MonitorGuidedParams, papers=(206,), lossless=False, needs=frozenset(), resumable=True)
+@method(params=MonitorGuidedParams, papers=(206,), lossless=False, needs=frozenset(), resumable=True, draws=True)
 async def monitor_guided(request: Request, models: ModelPool, params: MonitorGuidedParams) -> AsyncIterator[Segment]:
     """One model writes code; after a dot, only names may follow that static analysis finds there.
 

@@ -74,7 +74,7 @@ class Particle:
         return not self.dead and not self.seq.finished
 
 
-@method(params=SmcParams, papers=(78,), lossless=False, needs=frozenset())
+@method(params=SmcParams, papers=(78,), lossless=False, needs=frozenset(), draws=True)
 async def smc(request: Request, models: ModelPool, params: SmcParams) -> AsyncIterator[Segment]:
     """One model writes several answers under a structure; tokens are weighted, and one answer is drawn by weight.
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decoding.sampling_heads import SamplingHeads
 from deployments.schemas import chat_job
 from pool.local_pool import LocalPool
-from tests.engine.harness import answer, call_of
+from tests.decoding.head_models import save_head
+from tests.engine.harness import answer, call_of, pair_config
 from tests.pool.resuming import part, rest
 from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
@@ -66,12 +69,48 @@ async def test_a_body_lists_them_below_decoding() -> None:
         chat_job({**body, "processors": ["xtc"]})
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "step_speculation"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "step_speculation", "search"])
 async def test_what_depends_on_more_than_tokens_is_refused_next_to_drafts(pool: LocalPool, method: str) -> None:
     call = call_of("hi", method, temperature=0.9, max_tokens=4, processors=(PartChoice.of("mirostat"),))
     with pytest.raises(TurnoutError, match=r"'mirostat' depends on each token before.*drafts.*plain") as caught:
         await answer(pool, call)
     assert caught.value.field == "processors.0"
+
+
+@pytest.mark.parametrize("method", ["smc", "monitor_guided"])
+@pytest.mark.parametrize("name", ["mirostat", "dynamic_focus", "autodeco"])
+async def test_what_reads_more_than_logits_is_refused_where_a_method_draws_from_these(
+    pool: LocalPool, method: str, name: str
+) -> None:
+    chosen = (PartChoice.of("top_n_sigma"), PartChoice.of(name))
+    call = call_of("hi", method, temperature=0.9, max_tokens=4, processors=chosen)
+    with pytest.raises(TurnoutError, match=f"'{name}' reads more than logits, and '{method}' draws") as caught:
+        await answer(pool, call)
+    assert caught.value.field == "processors.1"
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "left"),
+    [
+        ("plain", {}, None),
+        ("plain", {"model": "small"}, "small"),
+        ("speculative", {"length": "fixed"}, None),
+        ("entropy_adaptive", {}, "small"),
+    ],
+)
+async def test_a_note_says_whose_tokens_heads_of_another_model_leave(
+    pair_folder: Path, tmp_path: Path, method: str, params: dict[str, Any], left: str | None
+) -> None:
+    config = pair_config(pair_folder, block_size=8, token_budget=48)
+    pools = {"pair": config.pools["pair"].model_copy(update={"artifacts": str(tmp_path)})}
+    pool = LocalPool.load("pair", config.model_copy(update={"pools": pools}))
+    large = pool.engines["large"]
+    save_head(tmp_path, "autodeco", SamplingHeads(large.embed([0]).shape[-1], 8), large.digest)
+    call = call_of("hi", method, params, temperature=0.9, max_tokens=4, processors=(PartChoice.of("autodeco"),))
+    reply = await answer(pool, call)
+    await pool.close()
+    notes = [note for note in reply.usage.notes if "autodeco" in note and "processors" in note]
+    assert notes == ([f"processors.0: autodeco leaves tokens of {left} as they are"] if left else [])
 
 
 async def test_hidden_states_are_refused_where_rows_are_combined(pool: LocalPool) -> None:
