@@ -149,7 +149,7 @@ async def test_states_of_accepted_tokens_are_kept(monkeypatch: pytest.MonkeyPatc
     seq = sequence(VECTOR, prompt_of(15))
     answer = expected(plain, seq)
     wrong = (answer[18] + 1) % 97
-    tree = DraftTree.chain((*answer[15:18], wrong, *answer[19:20]), "m")
+    tree = DraftTree.chain([*answer[15:18], wrong, *answer[19:20]], "m")
     verdict = await model.verify(seq, tree, MatchVerifier(), ReadSpec())
     assert [token.id for token in verdict.tokens] == answer[15:19]
     for token in verdict.tokens:
@@ -196,6 +196,7 @@ async def test_nodes_of_a_tree_read_what_written_rows_read(
     for node, row in enumerate(verdict.rows, -1):
         path = tuple(tree.tokens[each] for each in tree.path(node)) if node >= 0 else ()
         alone = await one_by_one(model, seq, path)
+        assert row.probs is not None
         assert torch.allclose(row.probs, alone, atol=1e-5)
         if processor is VECTOR:
             drafted, written = seen[(*seq.tokens, *path)]
@@ -211,8 +212,9 @@ async def test_a_draft_that_ran_through_some_layers_is_judged_by_all() -> None:
     await model.extend(seq, want=PROBS)
     sketch = Sketch.chain(len(seq) - 1, (seq.tokens[-1], *drafted), 0, LayerSelection(last=2))
     await model.partial_forward(seq, sketch, ReadSpec(draw=None, logits=True))
-    verdict = await model.verify(seq, DraftTree.chain(drafted, "m"), MatchVerifier(), PROBS)
+    verdict = await model.verify(seq, DraftTree.chain(list(drafted), "m"), MatchVerifier(), PROBS)
     assert verdict.rows is not None
     for place, row in enumerate(verdict.rows):
+        assert row.probs is not None
         assert torch.allclose(row.probs, await one_by_one(model, seq, drafted[:place]), atol=1e-5)
     model.release(seq)
