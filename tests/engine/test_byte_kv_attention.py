@@ -21,7 +21,7 @@ from engine.cache.kv_formats import SCALE_BYTES, quantize
 from engine.cache.paged_kv import PagedKV
 from engine.forward_check import CHECK_CHUNKS, our_logits
 from engine.loading import prepare
-from tests.engine.families import Family, families, inputs, sinks_of
+from tests.engine.families import Family, Member, families, inputs, sinks_of
 from tests.engine.kernel_builds import every_build as every_build
 from tests.engine.layouts import CPU, Batch, batches, random_tree
 from tests.properties import cases
@@ -139,14 +139,47 @@ def test_the_stack_writes_the_bytes_that_torch_would(dtype: torch.dtype, dim: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("half", [0, 1], ids=["key", "value"])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("step", [NativeStep, SdpaStep])
 def test_what_is_no_number_stays_none_and_reaches_no_other_sequence(
-    step: Any, broken: float, dtype: torch.dtype
+    step: Any, broken: float, half: int, dtype: torch.dtype
 ) -> None:
     batch = Batch((1, 1), (20, 20), dim=16, block_size=16)
     query, pairs = batch.inputs(dtype)
-    pairs[0, 1, 0, 3] = broken
+    pairs[0, half, 0, 3] = broken
     out = step(batch.layout(), store_of(batch.store(dtype).layers[0])).attend(0, query, pairs, Scores(0.3))
     assert out[0, :2].isnan().all()
+    assert out[0, 2:].isfinite().all()
     assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("half", [0, 1], ids=["key", "value"])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_no_number_of_a_prefix_reaches_those_who_read_it(
+    softcap: float | None, half: int, kv_dtype: str, dtype: torch.dtype
+) -> None:
+    runs, members = ((-1, 20), (0, 9)), (Member(1, 3, 2), Member(1, 0, 1), Member(0, 2, 1), Member(-1, 9, 2))
+    layout, scores = Family(runs, members).layout(), Scores(0.3, softcap=softcap)
+    query, pairs, cache = inputs(Family(runs, members), (4, 2, 8), dtype)
+    cache = cache.clone()
+    cache[int(layout.blocks[0, 21]) * 4, half, 0, 3] = torch.nan
+    expected = torch.zeros(query.shape, dtype=torch.bool)
+    expected[:3, :2, slice(3, 4) if half and kv_dtype == "auto" else slice(None)] = True
+    for prefixes in (None, find_prefixes(layout, 1, 1)):
+        out = NativeStep(layout, store_of(cache, kv_dtype), prefixes).attend(0, query, pairs, scores)
+        assert torch.equal(out.isnan(), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_row_that_reads_nothing_but_no_numbers_is_none(broken: float, kv_dtype: str) -> None:
+    batch = Batch((1,), (70,), dim=16, block_size=16)
+    query, pairs = batch.inputs()
+    cache, scores = batch.store().layers[0], Scores(0.3, window=7, sinks=sinks_of(4))  # the window begins at key 64
+    query.abs_(), pairs[:, 0].fill_(broken), cache[:, 0].fill_(broken)
+    for step in (NativeStep, SdpaStep):
+        out = step(batch.layout(), store_of(cache, kv_dtype)).attend(0, query, pairs, scores)
+        assert out.isnan().all()

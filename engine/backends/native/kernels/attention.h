@@ -268,6 +268,7 @@ class Attention {
     if (top == LOWEST) {  // nothing seen yet
       std::memset(weights, 0, STRIDE * sizeof(Unit));
       if (DIGITS<T, S>) b.weight_rows[row] = {0.0f, {0, 0}};
+      for (int i = 0; i < KEYS / LANES; i++) sum += sum_of(exp(part[i]));  // 0, if none of them is no number
       return;
     }
     Floats total = zero();

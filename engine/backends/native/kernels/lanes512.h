@@ -109,7 +109,8 @@ inline Floats load_small(const std::uint16_t* from) {  // float16
 
 // Whole numbers of 32 bits; rounded to nearest, ties to even.
 inline Units to_integers(Floats x) { return _mm512_cvtps_epi32(x); }
-inline Floats from_integers(Units x) { return _mm512_cvtepi32_ps(x); }
+// By GCC's operator: its header's _mm512_cvtepi32_ps names a vector that nothing sets, of which it then warns.
+inline Floats from_integers(Units x) { return (Floats)__builtin_convertvector((__v16si)x, __v16sf); }
 inline Units add_integers(Units a, Units b) { return _mm512_add_epi32(a, b); }
 inline std::int32_t sum_of_integers(Units x) { return _mm512_reduce_add_epi32(x); }
 inline void store_bytes(std::int8_t* to, Units x) {

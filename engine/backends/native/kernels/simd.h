@@ -48,9 +48,10 @@ inline void store(float* to, Floats value) { store_floats(to, value); }
 inline void store(float* to, Floats value, int lanes) { store_floats(to, value, lanes); }
 inline void store(bf16* to, Floats value, int lanes = LANES) { store_halves(&to->bits, value, lanes); }
 
-// e^x to about 2 ulp; 0 below -87, so that exp(-inf) is 0.
+// e^x to about 2 ulp; 0 below -87, so that exp(-inf) is 0. What is no number stays none: `larger` and `smaller` give
+// their second operand then.
 inline Floats exp(Floats x) {
-  const Floats least = fill(-87.3f), inside = smaller(larger(x, least), fill(88.3f));
+  const Floats least = fill(-87.3f), inside = smaller(fill(88.3f), larger(least, x));
   const Floats n = rounded(inside * fill(1.44269504f));
   Floats r = fused(n, fill(-0.693359375f), inside);
   r = fused(n, fill(2.12194440e-4f), r);

@@ -36,7 +36,10 @@ inline void reset(const Progress& progress, Index rows, Index width) {
 inline void join(const Progress& mine, const Progress& other, Index rows, Index width) {
   for (Index row = 0; row < rows; row++) {
     const float both = std::max(mine.reference[row], other.reference[row]);
-    if (both == LOWEST) continue;
+    if (both == LOWEST) {  // totals are 0, or no numbers
+      mine.total[row] += other.total[row];
+      continue;
+    }
     const Floats keep = exp(fill(mine.reference[row] - both));
     const Floats take = exp(fill(other.reference[row] - both));
     mine.reference[row] = both;
