@@ -65,8 +65,11 @@ async def make_profiles(
         advance: called with progress.
 
     Raises:
-        TurnoutError: INVALID_ARGUMENT: fewer than 8 prompts.
+        TurnoutError: INVALID_ARGUMENT: fewer than 8 prompts; or `models.NAME.kv_dtype`, a model that keeps bytes.
     """
+    for name in pool.roles.values():
+        if (kept := pool.engines[name].store.kv_dtype) != "auto":
+            raise invalid(f"models.{name}.kv_dtype", f"{kept!r}: profiles are of a model's own numbers; set it to auto")
     if len(prompts) < FEWEST:
         raise invalid("prompts", f"there are {len(prompts)}; at least {FEWEST} are needed")
     answers = await _answers(pool, prompts, sampling, seed, advance)

@@ -28,6 +28,7 @@ from kvstore.encodings import Encodings
 from kvstore.keys import Keyring
 from pool.local_pool import LocalPool
 from tests.engine.harness import ask, ask_all, call_of, pair_config, random_prompts, shrink
+from training.kv_profiles import make_profiles
 from training.random_models import llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError
@@ -279,6 +280,13 @@ class TestRefusals:
     def test_a_model_over_several_processes_keeps_its_numbers(self) -> None:
         with pytest.raises(ValueError, match="'int8' needs tensor_parallel 1; allowed here: auto"):
             ModelConfig(path="-", kv_dtype="int8", tensor_parallel=2)
+
+    async def test_codecs_are_not_fitted_to_bytes(self, pair_folder: Path) -> None:
+        loaded = LocalPool.load("pair", bytes_config(pair_folder))
+        with pytest.raises(TurnoutError, match="'int8': profiles are of a model's own numbers") as caught:
+            await make_profiles(loaded, ["?"] * 8, SamplingParams(max_tokens=1), 0)
+        await loaded.close()
+        assert caught.value.field in {"models.small.kv_dtype", "models.large.kv_dtype"}
 
     def test_wrong_scales_are_found_at_load(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
