@@ -223,8 +223,10 @@ class StepBuilder:
         """Return whether a step of decode loops is full, and what waits can take no loop's place."""
         if len(works) < min(limits.max_batch, limits.token_budget):
             return False
-        fed = set(works)
-        return not any(work.started or work.low_priority for work in self._queue if work not in fed)
+        fed, tenant = set(works), works[0].tenant
+        waiting = (work for work in self._queue if work not in fed)
+        # Another tenant's prompt waits for memory, which may be freed while no operation comes or goes.
+        return not any(work.started or work.low_priority or work.tenant != tenant for work in waiting)
 
     def _plan(self, policy: Policy, device: DeviceState) -> Step:
         queue, low_priority = self._queue, device.low_priority

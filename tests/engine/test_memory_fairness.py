@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decoding.model import StopCondition
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from pool.local_pool import LocalPool
@@ -152,4 +154,29 @@ async def test_a_sequence_longer_than_its_tenants_share_has_its_turn() -> None:
     done.set()
     assert between
     assert min(await asyncio.gather(*streams)) > 1
+    await model.close()
+
+
+async def test_memory_that_is_freed_is_seen_though_full_steps_repeat() -> None:
+    """A tenant above its share waits for memory; when an idle cache of its own is freed, its prompt starts at once."""
+    model, _ = twins(TINY, seed=4, block_size=32, num_blocks=26)
+    Clock(LinearTime(base=0.0, per_token=0.05)).drive(model)
+    model.batcher.limits = replace(model.batcher.limits, max_batch=4)
+    idle = sequence(318, 40, "b", 4)
+    await model.decode(idle, StopCondition(max_tokens=1))
+    running = [sequence(2, 10 + place, "a", 29) for place in range(4)]
+    tasks = [asyncio.create_task(finish(model, seq)) for seq in running]
+    while len(running[0].generated) < 4:
+        await asyncio.sleep(0)
+    late = sequence(2, 41, "b", 1)
+    waiting = asyncio.create_task(model.decode(late))
+    while len(running[0].generated) < 9:
+        await asyncio.sleep(0)
+    assert not model.batcher.tables[late].blocks
+    model.release(idle)
+    await waiting
+    assert all(len(seq.generated) < 29 for seq in running)
+    await asyncio.gather(*tasks)
+    model.release(late)
+    assert model.pool.num_held == 0
     await model.close()
