@@ -72,15 +72,17 @@ class TokenRun:
             changed: whether something has changed, so that another step must be planned.
             wake: lets `take` be called on the event loop soon.
         """
+        try:
+            self._forwards(runner, changed, wake)
+        except Exception as error:  # of a forward, or of laying one out
+            self.error = error
+
+    def _forwards(self, runner: Runner, changed: Callable[[], bool], wake: Callable[[], object]) -> None:
         rows, batch = self._rows, TokenBatch(self._feeds, runner.block_size, runner.device)
         while not self._stops and len(rows) < self._limit and not (rows and changed()):
             began = time.perf_counter()
-            try:
-                came = runner.run(batch)
-                tokens = came.tokens if isinstance(came, TokenRows) else [row.token for [row] in came]
-            except Exception as error:
-                self.error = error
-                return
+            came = runner.run(batch)
+            tokens = came.tokens if isinstance(came, TokenRows) else [row.token for [row] in came]
             self.seconds.append(time.perf_counter() - began)
             rows.append(came)
             if not self._ends.isdisjoint(tokens):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,4 +202,35 @@ async def test_who_leaves_a_stream_leaves_nothing_and_is_charged_for_what_came()
     async with model.batcher.device.quiet():
         assert model.pool.num_held == 0
     assert len(seq.generated) == left < 200
+    await model.close()
+
+
+@pytest.mark.parametrize("at", ["layout", "forward"])
+async def test_where_every_run_fails_planned_steps_write_all_answers(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """No answer fails, of the run or of those that wait for a place, and no failing run is begun again at once."""
+    model, _ = twins(TINY, 3)
+    seqs, expected, failed, run = answers([0] * 4), answers([0] * 4), list[int](), model.batcher.runner.run
+    for seq in expected:
+        await model.decode(seq)
+    model.batcher.limits = replace(model.batcher.limits, max_batch=2)
+
+    def faulty(feeds: Any, *_: Any) -> Any:
+        if at == "forward" and not isinstance(feeds, TokenBatch):
+            return run(feeds)
+        failed.append(sum(len(seq.generated) for seq in seqs))
+        raise RuntimeError("no memory left on the device")
+
+    if at == "forward":
+        model.batcher.runner.run = faulty  # type: ignore[method-assign]
+    else:
+        monkeypatch.setattr("engine.scheduler.token_run.TokenBatch", faulty)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(model.decode, seqs))
+    assert [seq.answer for seq in seqs] == [seq.answer for seq in expected]
+    assert len(failed) > 10
+    assert len(set(failed)) == len(failed)  # between two of them tokens were written
+    for seq in (*seqs, *expected):
+        model.release(seq)
+    assert model.pool.num_held == 0
+    model.pool.check_integrity()
     await model.close()
