@@ -1,7 +1,11 @@
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -10,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.logits import entropy_bits, process
+from decoding.logits import best_tokens, entropy_bits, process
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
@@ -176,3 +180,20 @@ def test_entropy_of_known_distributions():
     rows = torch.log(torch.tensor([[1 / 8] * 8, [0.5, 0.25, 0.25] + [0.0] * 5, [1.0] + [0.0] * 7]))
     assert entropy_bits(rows.log_softmax(-1)).tolist() == pytest.approx([3.0, 1.5, 0.0], abs=1e-6)
     assert entropy_bits((rows[:1] + 17.0).log_softmax(-1)).tolist() == pytest.approx([3.0], abs=1e-5)
+
+
+EXTREMES = st.sampled_from([0.0, -0.0, 1.0, -1.0, INF, -INF, float("nan"), 1e-45])
+
+
+@given(arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), elements=EXTREMES), st.booleans())
+def test_best_tokens_are_those_of_torch(scores: np.ndarray[Any, Any], turned: bool) -> None:
+    """The first of equal scores, also of rows that exclude all, and NaN before any number."""
+    rows = torch.from_numpy(scores)
+    rows = rows.T if turned else rows
+    assert torch.equal(best_tokens(rows), rows.argmax(-1))
+
+
+@pytest.mark.parametrize("row", [[2.0, INF, INF], [-INF] * 3, [1.0, float("nan"), float("nan")]])
+def test_the_first_of_the_greatest_is_the_best_token(row: list[float]) -> None:
+    expected = next((place for place, score in enumerate(row) if score != score or score == INF), 0)
+    assert best_tokens(torch.tensor([row])).tolist() == [expected]

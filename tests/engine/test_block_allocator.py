@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from typing import Any
 
 import pytest
 
-from decoding.model import ReadSpec
+from decoding.model import ReadSpec, StopCondition
 from decoding.sequence import Sequence
+from engine.cache.table import promised
 from engine.model import EngineModel
-from engine.scheduler.block_allocator import ROOM_BLOCKS
+from engine.scheduler.block_allocator import ROOM_BLOCKS, BlockAllocator
+from engine.scheduler.queued_operation import QueuedOperation
 from tests.engine.harness import twins
 from training.random_models import llama_config
 from turnout.errors import Code, TurnoutError
@@ -143,4 +146,72 @@ async def test_a_sequence_longer_than_the_pool_is_refused_before_it_waits() -> N
     assert not running.done()
     await running
     model.release(too_long)
+    await model.close()
+
+
+def recount(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Blocks promised whenever they are asked for, compared with a full count; and the order of reservations."""
+    counted: list[int] = []
+    outstanding, ordered = BlockAllocator._outstanding, BlockAllocator.by_entitlement
+
+    def checked(memory: BlockAllocator, low_priority: bool) -> int:
+        found = outstanding(memory, low_priority)
+        tables = [table for table in memory._tables.values() if low_priority or not table.seq.low_priority]
+        assert found == promised(tables)
+        counted.append(found)
+        return found
+
+    def compared(memory: BlockAllocator, shares: list[tuple[QueuedOperation, int]]) -> Any:
+        found = ordered(memory, shares)
+        needed = sum(work.table.blocks_needed(len(work.table) + work.cached_rows + tokens) for work, tokens in shares)
+        if not shares or needed <= shares[0][0].table.pool.num_available:
+            assert found == shares
+        else:
+            assert found == sorted(shares, key=lambda share: memory._is_above(share[0]))
+        return found
+
+    monkeypatch.setattr(BlockAllocator, "_outstanding", checked)
+    monkeypatch.setattr(BlockAllocator, "by_entitlement", compared)
+    return counted
+
+
+@pytest.mark.parametrize("case", range(4))
+async def test_promises_are_those_of_a_full_count(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
+    """Prompts of two tenants and both classes, some with prefixes in common, some given up, forked or drafted for."""
+    counted, chance = recount(monkeypatch), random.Random(case)
+    model = small(chance.choice([30, 60, 200]), token_budget=16, max_batch=chance.choice([2, 4, 8]))
+
+    async def one(place: int) -> None:
+        length, first = chance.randint(2, 50), chance.choice([10, 11, 20 + place])
+        seq = sequence(length, first, chance.randint(1, 24), chance.choice("ab"))
+        seq.low_priority = chance.random() < 0.25
+        kept, kind, turns = [seq], chance.choice(["all", "left", "fork", "draft"]), chance.randint(0, 60)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            if kind == "left":
+                task = asyncio.create_task(model.decode(seq))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                return
+            await model.decode(seq, StopCondition(max_tokens=3))
+            if kind == "draft":
+                await model.extend(seq, (5, 6, 7), every=True)
+            if kind == "fork":
+                kept.append(model.fork(seq))
+            await asyncio.gather(*map(model.decode, kept))
+            assert all(each.finished for each in kept)
+        finally:
+            for each in kept:
+                model.release(each)
+
+    async with asyncio.timeout(100):
+        await asyncio.gather(*map(one, range(24)))
+    assert len(counted) > 20
+    assert any(counted)
+    assert model.pool.num_held == 0
+    model.pool.check_integrity()
+    assert model.batcher.num_waiting == 0
     await model.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from pool.detokenizer import ByteDetokenizer, WindowDetokenizer
+from pool.stop_strings import StopStrings
 from pool.text import TextTokenizer
 from tests.tokenizer_kinds import KINDS, TEXTS, save_kind
 from turnout.utf8 import name_of_part, split_complete
@@ -110,6 +111,27 @@ def test_tokens_that_are_taken_together_complete_the_same_text(tokenizer: TextTo
     for part in (ids[:cut], ids[cut:]):
         assert together.feed_all(part) == "".join(map(one.feed, part))
     assert together.flush() == one.flush()
+
+
+@given(st.data())
+def test_text_that_is_read_late_is_that_of_text_read_at_once(tokenizer: TextTokenizer, data: st.DataObject) -> None:
+    """A stop string that never comes makes a text be read token by token; copies are made and texts taken anywhere."""
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=20))
+    included = data.draw(st.booleans())
+    least = data.draw(st.integers(0, 3))
+    late, at_once = (StopStrings(tokenizer.detokenizer(), stop, included, least) for stop in ((), ("\U0010fffd",)))
+    for token in ids:
+        step = data.draw(st.sampled_from(["feed", "take", "copy"]))
+        if step == "take":
+            assert late.take() == at_once.take()
+        if step == "copy":
+            left, late, at_once = late, late.clone(), at_once.clone()
+            left.feed(token)  # what is fed to the one is not the other's
+        assert late.feed(token) is at_once.feed(token) is False
+    if ids and data.draw(st.booleans()):
+        late.end(ids[-1])
+        at_once.end(ids[-1])
+    assert late.take(final=True) == at_once.take(final=True)
 
 
 @given(st.data())
