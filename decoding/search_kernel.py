@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from decoding.decode_loop import reported
+from decoding.logits import BITS_PER_NAT
 from decoding.model import Model, Readout, ReadSpec
 from decoding.search.base import MOST_OPEN, Hypothesis, Search
 from decoding.sequence import Sequence
@@ -79,7 +80,7 @@ class SearchKernel:
             TurnoutError: OUT_OF_RANGE: they do not.
         """
         most = self._num_blocks()
-        if most and len(batch) > 1 and self._held(batch) > most:
+        if most and len(batch) > 1 and self._exceed(batch, most):
             longest = max(each.length for each in batch)
             raise out_of_range(
                 self._field,
@@ -94,9 +95,12 @@ class SearchKernel:
         busy = self._model.busy()
         return busy.capacity // busy.block_size
 
-    def _held(self, hypotheses: Collection[Hypothesis]) -> int:
-        """Blocks that the caches of hypotheses and of the prompt hold, exactly only where they may be too many."""
-        return held_blocks(hypotheses, len(self._prompt), self._model.busy().block_size)
+    def _exceed(self, hypotheses: Collection[Hypothesis], most: int) -> bool:
+        """Return whether the caches of hypotheses and of the prompt hold more blocks than `most`."""
+        size, before = self._model.busy().block_size, len(self._prompt)
+        if -(-before // size) + sum(each.length // size + 2 for each in hypotheses) <= most:
+            return False  # also where they shared nothing
+        return held_blocks(hypotheses, before, size) > most
 
     def _write(self, batch: list[Hypothesis], open_: list[Hypothesis]) -> None:
         """Give each of a batch its sequence: its parent's, or a fork of it where others need that."""
@@ -167,11 +171,13 @@ class SearchKernel:
             return
         name, row = self._model.name, each.row
         each.row = None
-        if row is None or not self._reported.reads_logits:
-            each.details = Token(each.token, name)
-            return
-        token = emitted(each.token, row, name, TokenKind.DECODED)
-        each.details = token._replace(top=token.top[: self._reported.top])
+        token = Token(each.token, name)
+        if row is not None and self._reported.reads_logits:
+            token = emitted(each.token, row, name, TokenKind.DECODED)
+            token = token._replace(top=token.top[: self._reported.top])
+        if self._reported.surprise and not self._prompt.sampling.greedy:
+            token = token._replace(surprise_bits=(each.parent.logp - each.logp) * BITS_PER_NAT)
+        each.details = token
 
     def _forget(self, open_: list[Hypothesis]) -> None:
         """Release sequences that no open hypothesis needs, and the oldest ones beyond those that are kept."""
@@ -183,7 +189,7 @@ class SearchKernel:
         half = self._num_blocks() // 2  # what only waits leaves the rest to other requests
         just_read = set(self._batch)
         waiting = [each for each in self._live if each not in just_read] if half else []
-        while waiting and self._held(self._live) > half:
+        while waiting and self._exceed(self._live, half):
             for each in waiting[: -(-len(waiting) // 2)]:
                 self._release(each)
             waiting = waiting[-(-len(waiting) // 2) :]

@@ -98,7 +98,7 @@ class BestFirstSearch(Search):
         return Selection([entry[-1] for entry in self._heap if not entry[-1].ended], self._done)
 
     def _prune(self) -> None:
-        """Forget what cannot come up: enough better ones of its length wait to use up all that may."""
+        """Forget what cannot come up: the places of its length are for better ones that wait."""
         places, kept = Counter(self._popped), list[tuple[float, int, int, Hypothesis]]()
         for entry in sorted(self._heap):
             places[entry[2]] += 1

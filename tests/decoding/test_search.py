@@ -14,6 +14,7 @@ from decoding.search.base import Hypothesis
 from decoding.search_kernel import held_blocks
 from decoding.sequence import Sequence
 from turnout.errors import Code, TurnoutError
+from turnout.part_choice import PartChoice
 from turnout.registry import get_method
 from turnout.types import FinishReason, SamplingParams
 
@@ -135,6 +136,16 @@ async def test_tokens_are_reported_as_the_model_finds_them() -> None:
         row = made.next_logits([1, 2, *found[0][:place]]).log_softmax(-1)
         assert token.logprob == pytest.approx(float(row[token.id]), abs=1e-5)
         assert [other for other, _ in token.top] == row.topk(2).indices.tolist()
+
+
+async def test_processors_that_follow_surprises_see_those_of_each_hypothesis() -> None:
+    """By hand: mirostat's bound is 3.2 bits, then 3.2 + 1.6 - 0.807, then 4.79: three tokens, three, then five."""
+    probs = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625, 1e-9])
+    mirostat = PartChoice.of("mirostat", tau=1.6, eta=1.0)
+    asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True, "processors": (mirostat,)}
+    _, [seq], _ = await answers(TableModel("large", lambda tokens: probs.log(), VOCAB), width=1, **asked)
+    expected = [math.log2(0.875 / 0.5), math.log2(0.875 / 0.5), 1.0]
+    assert [token.surprise_bits for token in seq.generated] == pytest.approx(expected, abs=1e-4)
 
 
 async def test_fewer_answers_than_asked_for_repeat_and_say_so() -> None:
