@@ -47,7 +47,7 @@ class Daemon(Aggregator):
     @classmethod
     def example(cls, shape: ModelShape) -> Example:
         """See `Part.example`."""
-        return Example({"coefficients": {"diversity": -2.0, "information": 0.5, "coherence": -1.0}})
+        return Example({"coefficients": {"diversity": -2.0, "information": 0.5, "coherence": -1.0}}, kind=cls.name)
 
     def check(self, models: ModelPool) -> None:
         """Open the artifact, where one gives the coefficients.

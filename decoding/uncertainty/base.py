@@ -96,10 +96,12 @@ class SampledUncertainty(Uncertainty):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for fork in forks:
-                charge(seq, fork)
-                model.release(fork)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # a request that has expired is cancelled twice
+                for fork in forks:
+                    charge(seq, fork)
+                    model.release(fork)
 
 
 def make_uncertainty(choice: PartChoice, field: str = FIELD) -> Uncertainty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -120,6 +121,34 @@ async def test_a_fault_in_one_trial_ends_and_releases_all() -> None:
     with pytest.raises(ZeroDivisionError):
         async with roll(made, seq, [1, 2, 3], StopCondition(max_tokens=8)):
             raise AssertionError("a rollout failed")
+    assert made.cached == {}
+
+
+async def test_cancelled_twice_it_still_releases_all() -> None:
+    """The second time while it waits for what it has cancelled."""
+    made, begun, ending = model(3), asyncio.Event(), asyncio.Event()
+
+    async def decode(seq: Sequence, until: StopCondition) -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with roll(made, seq, [1, 2, 3], StopCondition(max_tokens=8)):
+            raise AssertionError("no rollout ends")
+
+    made.decode = decode  # type: ignore[method-assign, assignment]
+    seq = Sequence([1, 2], SamplingParams(max_tokens=9), 0)
+    task = asyncio.ensure_future(run())
+    await begun.wait()
+    task.cancel()
+    await ending.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert made.cached == {}
 
 
