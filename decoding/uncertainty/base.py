@@ -98,7 +98,7 @@ class SampledUncertainty(Uncertainty):
                 task.cancel()
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # a request that has expired is cancelled twice
+            finally:  # it may be cancelled while others end with one that failed
                 for fork in forks:
                     charge(seq, fork)
                     model.release(fork)
