@@ -10,8 +10,9 @@ from prometheus_client import Metric
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.pool_health import HEALTH_TIMEOUT_S
 from deployments.serve_internals import answers_of_all
-from deployments.service import HEALTH_TIMEOUT_S, GenerationService
+from deployments.service import GenerationService
 from deployments.telemetry import process_metrics
 
 # That processes have to answer; the oldest, which asks the pools, a little longer than these have. A scrape has ten.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -18,10 +17,11 @@ from deployments.access.tarpit import Tarpit
 from deployments.backend import Backend, Batch, merge
 from deployments.deadline import Deadline, Limit
 from deployments.faults import guarded, internal
-from deployments.health import Health, HealthReport, SharedAnswer, health_of
+from deployments.health import Health, HealthReport
 from deployments.listings import Listings
 from deployments.metrics import Metrics
 from deployments.model_names import ModelNames
+from deployments.pool_health import PoolHealth
 from deployments.reading import check_read
 from deployments.request_fields import ROLES
 from deployments.responses.store import open_responses
@@ -43,13 +43,11 @@ from turnout.calls import (
 )
 from turnout.config import TurnoutConfig
 from turnout.embed_calls import AnyCall, EmbedCall, Embeddings, TaskAnswer, TaskCall
-from turnout.errors import Code, TurnoutError, invalid
+from turnout.errors import TurnoutError, invalid
 from turnout.message_size import MOST_UNITS, units
 from turnout.types import MAX_SEED
 
 R = TypeVar("R", ScoreCall, EmbedCall, TaskCall)
-HEALTH_KEPT_S = 1.0
-HEALTH_TIMEOUT_S = 6.0  # a little longer than a pool waits for its replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,10 @@ class GenerationService:
         self._shared = open_shared_limits(config)
         self._tarpit = Tarpit()
         self._removed = RemovedTenants(self.callers, backends)
-        self._health = SharedAnswer(self._look, HEALTH_KEPT_S)
+        self._health = PoolHealth(backends)
         self.tracer = RequestTracer(metrics, log, config.server.request_timeout_s)
         self._log = log
-        self.exposition = Exposition(metrics, self._answered, self.held, self.callers, log)
+        self.exposition = Exposition(metrics, self._health.answered, self.held, self.callers, log)
         self._names = ModelNames(config.pools)
         self._listings = Listings(backends, self._limit)
 
@@ -232,11 +230,7 @@ class GenerationService:
 
     async def stats(self) -> dict[str, list[PoolStats] | TurnoutError]:
         """What the replicas of each pool hold right now; of a pool that does not answer, why."""
-        answers = await asyncio.gather(*(_stats(*each) for each in self._backends.items()))
-        return dict(zip(self._backends, answers, strict=True))
-
-    async def _answered(self) -> dict[str, list[PoolStats]]:
-        return {name: stats for name, stats in (await self.stats()).items() if not isinstance(stats, TurnoutError)}
+        return await self._health.stats()
 
     async def health(self) -> Health:
         """ok; degraded, every pool answers but some cannot reach its prefix store; or unavailable."""
@@ -247,10 +241,7 @@ class GenerationService:
 
         As of now, or of a second ago: anybody may ask, without a key, and it goes to every replica.
         """
-        return await self._health.get()
-
-    async def _look(self) -> HealthReport:
-        return health_of(await self.stats())
+        return await self._health.report()
 
     def held(self) -> dict[str, int]:
         """What there is of requests just now, by one of INGRESS_STATES; without limits and records, refusals alone."""
@@ -316,16 +307,6 @@ async def _whole(backend: Backend, call: GenerateCall, lease: Lease) -> Batch:
         async for batch in batches:
             events += lease.served(batch)
     return merge(events)
-
-
-async def _stats(name: str, backend: Backend) -> list[PoolStats] | TurnoutError:
-    try:
-        async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            return await backend.stats()
-    except TimeoutError:
-        return TurnoutError(Code.UNAVAILABLE, f"pool {name!r} does not answer within {HEALTH_TIMEOUT_S:g} s")
-    except TurnoutError as error:
-        return error
 
 
 def _deadline(call: AnyCall, limit_s: float) -> float:

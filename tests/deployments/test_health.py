@@ -61,14 +61,14 @@ async def test_all_who_ask_within_a_second_share_an_answer() -> None:
 
 async def test_asking_for_health_asks_the_pools_once(monkeypatch: pytest.MonkeyPatch) -> None:
     service, times = make_service(), 0
-    stats = service.stats
+    stats = service._health.stats
 
     async def counted() -> Any:
         nonlocal times
         times += 1
         return await stats()
 
-    monkeypatch.setattr(service, "stats", counted)
+    monkeypatch.setattr(service._health, "stats", counted)
     assert set(await asyncio.gather(*(service.health() for _ in range(50)))) == {"ok"}
     assert times == 1
 

@@ -66,7 +66,7 @@ class Backend:
 
 
 async def test_pools_that_do_not_answer_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.service.HEALTH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("deployments.pool_health.HEALTH_TIMEOUT_S", 0.5)
     together = asyncio.Barrier(3)  # who asks one after the other never gets past the first
     lost = TurnoutError(Code.UNAVAILABLE, "pool 'lost' has no replica; try again later")
     backends: Any = {
