@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from decoding.automaton_constraint import AutomatonMasks
+from decoding.calibration import RAN
 from decoding.decode_loop import reported, stretch_lengths
 from decoding.identifier_automaton import BEGUN, DEREFERENCE, Dereference, NameAutomaton, code_tokens
 from decoding.identifiers.base import PACKAGE, IdentifierProvider
@@ -57,8 +58,11 @@ class MonitorGuidedParams(MethodParams):
     ] = 0.5
     prompt_is_code: Annotated[bool, Field(description="whether the code begins with the prompt")] = True
     recorded: Annotated[
-        tuple[Suggestion, ...] | None,
-        Field(max_length=4096, description="suggestions of an earlier answer's usage, in place of the provider's"),
+        dict[str, Annotated[tuple[Suggestion, ...], Field(max_length=4096)]] | None,
+        Field(
+            max_length=64,
+            description="suggestions by their answer's seed, as an earlier usage has them, in place of the provider's",
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -94,7 +98,8 @@ async def monitor_guided(request: Request, models: ModelPool, params: MonitorGui
     name. A token that holds a dot and a name is judged by itself, and chosen again where it does not fit: with the same
     noise, so that it is the masked draw's. Where nothing is known, or a name cannot be continued, the model is free,
     and answers without a dot are those of `plain`. Suggestions that were applied, and deadlines that passed, are in
-    usage: with them as `recorded`, an answer is repeated as it was.
+    usage as `recorded` of its parameters, with which an answer is repeated as it was. An answer that moves to another
+    replica asks anew there, and its usage has what was asked since.
     """
     seq = request.sequence
     if seq.sampling.structure is not None:
@@ -121,7 +126,7 @@ async def monitor_guided(request: Request, models: ModelPool, params: MonitorGui
             yield Segment((token,), "finish" if seq.finished else "max_tokens")
     finally:
         if guide.applied:
-            request.extra["suggestions"] = {str(seq.seed): list(guide.applied.values())}
+            request.extra[RAN] = {"recorded": {str(seq.seed): list(guide.applied.values())}}
         await guide.close()
 
 
@@ -145,7 +150,9 @@ class Guide:
         self.applied: dict[tuple[int, str], dict[str, Any]] = {}
         self._texts = models.tokenizer
         self._provider: IdentifierProvider = params.provider.make(PACKAGE, f"{FIELD}.provider")
-        self._recorded = {(each.at, each.after): each.names for each in params.recorded or ()}
+        self._recorded = {
+            (each.at, each.after): each.names for each in (params.recorded or {}).get(str(self.seq.seed), ())
+        }
         self._masks: dict[tuple[int, str], AutomatonMasks | None] = {}
         prompt = self._texts.decode(self.seq.tokens[: self.seq.num_prompt_tokens]) if params.prompt_is_code else ""
         self._code = prompt.encode(errors="replace")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from decoding.candidates import charge
 from decoding.decode_loop import stream
-from decoding.model import Decision, Model, ModelPool, Readout, ReadSpec, Request, StopCondition
+from decoding.model import MEASURES, Decision, Model, ModelPool, Readout, ReadSpec, Request, StopCondition
 from decoding.noise import Purpose, derive_seed, noise_key, uniform
 from decoding.sequence import Sequence
 from decoding.state import Stateful
@@ -83,11 +83,11 @@ async def self_infill(request: Request, models: ModelPool, params: SelfInfillPar
     then its end, from `suffix_prompt` on, and then the middle with both around it. In a loop the end is written anew
     after beginning and middle, and the rest anew before that end. A middle that does not end by itself does not join,
     and is left out: the beginning is then continued from left to right. The marks stand in no text and in no other
-    phase. The law is that of the phases, one after the other. Nothing is shown before all is written.
+    phase. The law is that of the phases, one after the other. Nothing is shown before all is written. Requests for what
+    parts cannot keep (a structure, thinking, a least length, log-probabilities) are answered by plain decoding.
     """
     model, seq = models.by_role(params.model), request.sequence
-    if seq.constraint is not None or not seq.end_ids:
-        why = "no token ends the answer" if seq.constraint is None else "a structure is written from left to right"
+    if why := _unsupported(seq):
         request.notes.append(f"self_infill: as plain, for {why}")
         async with aclosing(stream(model, seq, request.streams)) as segments:  # type: ignore[type-var]
             async for segment in segments:
@@ -96,12 +96,28 @@ async def self_infill(request: Request, models: ModelPool, params: SelfInfillPar
     program = Program(model, seq, codec_of(models, "method"), params)
     try:
         tokens = await program.write()
-        request.extra["self_infill"] = {"joined": program.joined, "loops": program.loops}
+        measured = dict(zip(("joined", "tried", "loops"), (*program.joined, program.loops), strict=True))
+        request.extra.setdefault(MEASURES, {}).update({f"self_infill_{name}": float(n) for name, n in measured.items()})
     finally:
         written = program.close()
     shown = seq.extend(tokens, models.sizes)
     seq.meter.of(model.name, model.num_parameters).discarded_tokens += max(written - len(shown), 0)
     yield Segment(shown, "finish")
+
+
+def _unsupported(seq: Sequence) -> str:
+    """Why an answer is not written in parts; "": it is."""
+    if seq.constraint is not None:
+        return "a structure is written from left to right"
+    if not seq.end_ids:
+        return "no token ends the answer"
+    if seq.thinking is not None and seq.thinking.start != "closed":
+        return "the model may think before it answers"
+    if seq.sampling.min_tokens:
+        return "min_tokens is of an answer in one part"
+    if seq.sampling.logprobs is not None:
+        return "tokens that are put in have no log-probability"
+    return ""
 
 
 @dataclass(slots=True)
@@ -258,7 +274,7 @@ class Program:
         stop = seq.stop.clone() if seq.stop is not None else None
         seed = derive_seed(seq.seed, len(self._made))
         made = Sequence(tokens, sampling, seed, ends, stop, seq.sharing, seq.tenant, seq.lossy, seq.low_priority)
-        made.owner = seq.owner
+        made.owner, made.networks = seq.owner, seq.networks
         self._made.append(made)
         return made
 

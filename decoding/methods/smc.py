@@ -16,7 +16,7 @@ from decoding.adaptive_rejection import Drawn, draw
 from decoding.candidates import charge, show
 from decoding.decode_loop import reported, stream
 from decoding.logits import process
-from decoding.model import Model, ModelPool, ReadSpec, Request
+from decoding.model import MEASURES, Model, ModelPool, ReadSpec, Request
 from decoding.noise import Purpose, derive_seed, noise_key, uniform
 from decoding.rollouts import together
 from decoding.row_context import RowContext
@@ -84,7 +84,8 @@ async def smc(request: Request, models: ModelPool, params: SmcParams) -> AsyncIt
     by copies of others. The law of the answer approaches the request's own law (temperature and processors included)
     given that the text fits and ends within `max_tokens`, as `particles` grows; with one particle it is that of the
     mask. The structure is asked for a few tokens in each place; no mask is made of one that answers them singly.
-    Nothing is shown before all are written. Usage has the log-probability that a text fits, as it was estimated.
+    Nothing is shown before all are written. Usage
+    has the log-probability that a text fits, as it was estimated, among its measures.
     """
     model, seq = models.by_role(params.model), request.sequence
     if seq.constraint is None or seq.sampling.greedy:
@@ -99,7 +100,7 @@ async def smc(request: Request, models: ModelPool, params: SmcParams) -> AsyncIt
         await population.write()
         best = population.chosen()
         if best is not None:
-            request.extra["smc"] = population.report()
+            request.extra.setdefault(MEASURES, {}).update(population.report())
             population.particles.remove(best)
             population.charge()
             segment = show(seq, best.seq, models)
@@ -225,14 +226,14 @@ class Population:
         sums = weights.cumsum(-1)
         return self.particles[int(torch.searchsorted(sums, point * float(sums[-1]), right=True))]
 
-    def report(self) -> dict[str, Any]:
-        """Return what usage says of it."""
+    def report(self) -> dict[str, float]:
+        """Return what usage says of it, as measures."""
         weights = self.weights()
         return {
-            "log_fits": self.log_fits + self._log_mean(),
-            "effective_particles": 1.0 / float(weights.square().sum()),
-            "resampled": self.resampled,
-            "asked_per_token": self.asked / max(self.steps, 1),
+            "smc_log_fits": self.log_fits + self._log_mean(),
+            "smc_effective_particles": 1.0 / float(weights.square().sum()),
+            "smc_resampled": float(self.resampled),
+            "smc_asked_per_token": self.asked / max(self.steps, 1),
         }
 
     def charge(self) -> None:

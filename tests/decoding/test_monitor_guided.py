@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.calibration import RAN
 from decoding.fakes import ListText, TableModel, pair
 from decoding.identifier_automaton import NameAutomaton, code_tokens
 from decoding.identifiers.base import PACKAGE, IdentifierProvider
@@ -144,7 +145,7 @@ async def test_a_recorded_answer_is_repeated_without_the_provider(monkeypatch: p
 
     monkeypatch.setattr(Listed, "names", fail)
     for seed, each in enumerate(found):
-        recorded = each.extra.get("suggestions", {}).get(str(seed), [])
+        recorded = each.extra.get(RAN, {}).get("recorded", {})
         again = await answer(seed, recorded=recorded)
         assert again.sequence.answer == each.sequence.answer
         assert again.extra == each.extra
@@ -165,11 +166,12 @@ async def test_a_provider_that_hangs_is_cut_and_any_name_may_follow(monkeypatch:
     monkeypatch.setattr(Listed, "names", hang)
     found = await answer(3, deadline_s=0.001)
     assert found.sequence.answer == (await answer(3, "plain")).sequence.answer
-    [applied] = found.extra["suggestions"].values()
+    recorded = found.extra[RAN]["recorded"]
+    [applied] = recorded.values()
     assert [each["names"] for each in applied] == [[]] * len(cut)
     assert [each["at"] for each in applied] == [len(code) for code in cut]
     monkeypatch.undo()
-    again = await answer(3, recorded=applied)
+    again = await answer(3, recorded=recorded)
     assert again.sequence.answer == found.sequence.answer, "what was late is late again"
 
 
@@ -203,7 +205,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("deadline_s", {"deadline_s": 0.0}), ("deadline_s", {"deadline_s": float("nan")}),
     ("deadline_s", {"deadline_s": 1e9}),
     ("provider", {"provider": "eslint"}), ("provider", {"provider": {"name": "listed", "name_s": 1}}),
-    ("names", {"provider": {"name": "listed", "names": {"a": [""]}}}), ("recorded", {"recorded": [{"at": -1}]}),
+    ("names", {"provider": {"name": "listed", "names": {"a": [""]}}}), ("recorded", {"recorded": {"1": [{"at": -1}]}}),
     ("path", {"provider": {"name": "jedi", "path": "../a.py"}}),
     ("path", {"provider": {"name": "jedi", "path": "/a.py"}}),
     ("files", {"provider": {"name": "jedi", "files": {"a/../../b.py": ""}}}),

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, pair
-from decoding.model import Request
+from decoding.model import MEASURES, Request
 from decoding.sequence import Sequence
+from decoding.thinking import Marker, Thinking
 from tests.constrained import char_compiler
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
@@ -19,7 +20,8 @@ from turnout.types import FinishReason, SamplingParams
 
 TEXTS = ["<end>", "<pre>", "<suf>", "<mid>", "a", "b", "return", "x", "y", "\n", "ask "]
 END, PRE, SUF, MID, A, B, RETURN, X, Y, LINE, ASK = range(len(TEXTS))
-MARKS = {"prefix_mark": "<pre>", "suffix_mark": "<suf>", "middle_mark": "<mid>"}
+MARKS: dict[str, Any] = {"prefix_mark": "<pre>", "suffix_mark": "<suf>", "middle_mark": "<mid>"}
+MARKER = Marker("think", (X,))
 Next = Callable[[list[int]], int | None]
 
 
@@ -57,10 +59,12 @@ def scripted(tokens: list[int]) -> int | None:
 
 async def write(
     model: TableModel, method: str = "self_infill", prompt: tuple[int, ...] = (ASK,),
-    sampling: dict[str, Any] | None = None, **params: Any,
+    sampling: dict[str, Any] | None = None, seq: Sequence | None = None, **params: Any,
 ) -> Request:  # fmt: skip
     info = get_method(method)
-    seq = Sequence(prompt, SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **(sampling or {})}), 5, (END,))
+    seq = seq or Sequence(
+        prompt, SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **(sampling or {})}), 5, (END,)
+    )
     request = Request("r", seq)
     async for _ in info.run(request, pair(model, model, Codec(TEXTS)), info.parse(params)):
         pass
@@ -69,11 +73,19 @@ async def write(
     return request
 
 
+def measured(request: Request) -> tuple[int, int, int]:
+    """Middles that joined, and that were tried; loops."""
+    joined, tried, loops = (
+        int(request.extra[MEASURES][f"self_infill_{name}"]) for name in ("joined", "tried", "loops")
+    )
+    return joined, tried, loops
+
+
 async def test_beginning_end_and_middle_are_written_in_this_order_and_joined() -> None:
     seen: list[list[int]] = []
     found = await write(large(scripted, seen), **MARKS, loops=0)
     assert found.sequence.answer == [A, B, B, RETURN, X, END]
-    assert found.extra["self_infill"] == {"joined": [1, 1], "loops": 0}
+    assert measured(found) == (1, 1, 0)
     assert found.sequence.finish_reason is FinishReason.STOP
     orders = [[token for token in each if token in (PRE, SUF, MID)] for each in seen]
     assert orders == sorted(orders)
@@ -87,7 +99,7 @@ async def test_a_loop_writes_the_end_anew_and_then_the_rest() -> None:
     assert [ASK, A, B, B, RETURN, Y] in seen
     assert [PRE, ASK, SUF, RETURN] in seen, "and then all that is before it"
     assert found.sequence.answer == [B, B, RETURN, X, END]
-    assert found.extra["self_infill"] == {"joined": [2, 2], "loops": 1}
+    assert measured(found) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -99,7 +111,7 @@ async def test_with_tau_0_it_is_plain_decoding_without_marks(temperature: float)
     found = await write(model, sampling=asked, **MARKS, tau=0.0, loops=0)
     plain = await write(model, "plain", (PRE, ASK), barred)
     assert found.sequence.answer == plain.sequence.answer
-    assert found.extra["self_infill"]["joined"] == [0, 0]
+    assert measured(found)[:2] == (0, 0)
 
 
 async def test_a_middle_that_does_not_join_is_left_out() -> None:
@@ -115,7 +127,7 @@ async def test_a_middle_that_does_not_join_is_left_out() -> None:
         )
 
     found = await write(large(follows), **MARKS, loops=0)
-    assert found.extra["self_infill"]["joined"] == [0, 1]
+    assert measured(found)[:2] == (0, 1)
     assert found.sequence.answer[0] == A
     assert RETURN not in found.sequence.answer, "it was continued from left to right"
 
@@ -127,7 +139,7 @@ async def test_an_end_that_has_begun_is_not_interrupted() -> None:
         return {ASK: RETURN}.get(tokens[-1])
 
     found = await write(large(follows), sampling={"max_tokens": 3}, **MARKS, loops=0)
-    assert found.extra["self_infill"]["joined"] == [0, 0]
+    assert measured(found)[:2] == (0, 0)
     assert found.sequence.answer[0] == RETURN
 
 
@@ -148,8 +160,7 @@ async def test_interrupts_at_random_are_fewer() -> None:
     """At a probability of tau half of the places count; below it more."""
 
     def tried(request: Request) -> int:
-        count: int = request.extra["self_infill"]["joined"][1]
-        return count
+        return measured(request)[1]
 
     def even(tokens: list[int]) -> int | None:
         return END if len(tokens) > 12 else None
@@ -175,6 +186,33 @@ async def test_an_answer_without_an_end_or_with_a_structure_is_plain_and_says_so
         pass
     assert seq.answer == [2, 3, 1]
     assert request.notes == ["self_infill: as plain, for a structure is written from left to right"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "thinking", "why"),
+    [
+        ({"min_tokens": 2}, None, "min_tokens is of an answer in one part"),
+        ({"logprobs": 1}, None, "tokens that are put in have no log-probability"),
+        ({}, "open", "the model may think before it answers"),
+        ({}, "inside", "the model may think before it answers"),
+    ],
+)
+async def test_what_parts_cannot_keep_is_answered_as_plain(sampling: dict[str, Any], thinking: Any, why: str) -> None:
+    def asked() -> Sequence:
+        made = Sequence((ASK,), SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling}), 5, (END,))
+        made.thinking = Thinking(MARKER, MARKER, start=thinking) if thinking else None
+        return made
+
+    found = await write(large(scripted), seq=asked(), **MARKS)
+    plain = await write(large(scripted), "plain", seq=asked())
+    assert found.notes == [f"self_infill: as plain, for {why}"]
+    assert found.sequence.generated == plain.sequence.generated
+
+
+async def test_an_answer_after_thinking_is_written_in_parts() -> None:
+    seq = Sequence((ASK,), SamplingParams(max_tokens=20, temperature=0.0), 5, (END,))
+    seq.thinking = Thinking(MARKER, MARKER, start="closed")
+    assert (await write(large(scripted), seq=seq, **MARKS, loops=0)).sequence.answer == [A, B, B, RETURN, X, END]
 
 
 BAD: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from decoding.adaptive_rejection import Drawn, _Visits, draw, geometric, recursi
 from decoding.constraints.base import Constraint, Mask
 from decoding.fakes import TableModel, markov, pair
 from decoding.methods.smc import systematic
-from decoding.model import Request
+from decoding.model import MEASURES, Request
 from decoding.sequence import Sequence
 from tests.decoding.many_runs import many_runs
 from tests.properties import cases
@@ -200,9 +200,9 @@ async def test_the_law_is_the_models_given_that_the_text_fits() -> None:
         masked = await answers(60, particles=1)
     assert p_value(found) > 1e-3
     assert p_value(masked) < 1e-6, "this model does not tell the law from that of a mask"
-    assert sum(each.extra["smc"]["resampled"] for each in found) > 100
+    assert sum(each.extra[MEASURES]["smc_resampled"] for each in found) > 100
     for several in (found, masked):
-        estimates = np.exp([each.extra["smc"]["log_fits"] for each in several])
+        estimates = np.exp([each.extra[MEASURES]["smc_log_fits"] for each in several])
         for text, prob in law().items():
             values = estimates * np.array([tuple(each.sequence.answer[:-1]) == text for each in several])
             assert abs(values.mean() - prob) < 5 * values.std() / len(several) ** 0.5, text
@@ -219,7 +219,7 @@ async def test_no_mask_is_made_and_few_tokens_are_asked_for() -> None:
     constraint = found.sequence.constraint
     assert isinstance(constraint, Listed)
     assert constraint.asked["masks"] == 0
-    assert found.extra["smc"]["asked_per_token"] <= 5.0
+    assert found.extra[MEASURES]["smc_asked_per_token"] <= 5.0
 
 
 async def test_a_large_vocabulary_is_asked_for_a_few_tokens() -> None:
@@ -269,7 +269,7 @@ async def test_where_no_answer_has_a_token_that_may_follow_it_is_plain_and_says_
     found = await answer(3, top_k=1)
     assert tuple(found.sequence.answer[:-1]) in FITTING
     assert "as plain" in found.notes[0]
-    assert "smc" not in found.extra
+    assert MEASURES not in found.extra
 
 
 BAD: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 
 from decoding.fakes import TableModel, markov, pair
-from decoding.model import Request
+from decoding.model import MEASURES, Request
 from decoding.sequence import Sequence
 from tests.decoding.many_runs import many_runs
 from tests.decoding.test_smc import END, START, A, B, C, Listed, X
@@ -148,11 +148,11 @@ async def test_answers_follow_the_enumerated_law(particles: int, below: float) -
     assert p_value(normalised(law())) < 1e-4, "few particles are told from many"
     if particles > 1:
         assert p_value(enumerated(1, 0.5)[0]) < 1e-4, "and from a mask"
-    fits = np.exp([each.extra["smc"]["log_fits"] for each in found])
+    fits = np.exp([each.extra[MEASURES]["smc_log_fits"] for each in found])
     for text, value in estimates.items():
         values = fits * np.array([tuple(each.sequence.answer[:-1]) == text for each in found])
         assert abs(values.mean() - value) < 5 * values.std() / RUNS**0.5
-    assert any(each.extra["smc"]["resampled"] for each in found) == (below == 1.0)
+    assert any(each.extra[MEASURES]["smc_resampled"] for each in found) == (below == 1.0)
 
 
 async def answer(seed: int, params: dict[str, Any]) -> Request:
