@@ -351,6 +351,8 @@ class ActorConnection:
         if waited_for and (interrupted or call.future.done()):
             self._disown(call, parts)
         if call.future.done():
+            if tokens:
+                seq.meter.of(card.name, card.num_parameters).discarded_tokens += len(tokens)
             return None
         if interrupted:  # it is made again from its beginning
             raise packed

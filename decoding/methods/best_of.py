@@ -25,6 +25,7 @@ from decoding.model import MEASURES, Model, ModelPool, ReadSpec, Request, StopCo
 from decoding.noise import derive_seed
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
+from turnout.errors import Interrupted
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment
@@ -160,6 +161,9 @@ async def _write(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    # Another process counts what a cancelled call has written once that has ended there, which the next one waits for.
+    left = [draft for place, draft in enumerate(drafts) if place not in answers]
+    await asyncio.gather(*(model.decode(draft, StopCondition(max_tokens=0)) for draft in left))
     return dict(sorted(answers.items()))
 
 
@@ -171,11 +175,17 @@ def _discard(seq: Sequence, draft: Sequence, model: Model, held: list[Sequence])
 
 
 async def choose(aggregator: Aggregator, group: AnswerSet) -> int:
-    """Return the place of the answer to show; the likeliest, with a note, where the aggregator fails."""
+    """Return the place of the answer to show; the likeliest, with a note, where the aggregator fails.
+
+    Raises:
+        Interrupted: a process that worked on it has ended.
+    """
     if len(group.answers) == 1:
         return 0
     try:
         return await aggregator.choose(group)
+    except Interrupted:  # the call is made again
+        raise
     except Exception as error:
         log.warning("aggregator %s failed", aggregator.name, exc_info=True)
         group.notes.append(f"rerank {aggregator.name!r} failed ({error}); the likeliest answer is shown")

@@ -162,6 +162,19 @@ async def test_many_at_once_do_not_disturb_each_other(pools: tuple[LocalPool, Re
     assert_said(got, expected)
 
 
+async def test_what_cancelled_answers_wrote_is_counted(remote: RemotePool) -> None:
+    """Planted: where a cancelled call is not waited for, its tokens are in no usage."""
+    shown = discarded = 0
+    for seed, prompt in enumerate(random_prompts(4, 12, seed=6)):
+        params = {"k": 4, "rerank": "first_finish"}
+        reply = await ask(remote, prompt, "best_of", params, max_tokens=40, seed=seed, temperature=1.0, stop=("a", "e"))  # type: ignore[arg-type]
+        shown += len(reply.ids)
+        discarded += reply.usage.models["large"].discarded_tokens
+        assert reply.usage.models["large"].generated_tokens == len(reply.ids)
+    assert shown < 4 * 40
+    assert discarded >= 2 * shown
+
+
 async def test_several_answers_share_their_prompt(pools: tuple[LocalPool, RemotePool]) -> None:
     expected, got = [await replies(pool, ("plain", {}), n=3) for pool in pools]
     assert_said(got, expected)
