@@ -16,6 +16,7 @@ from decoding.aggregators._embeddings import mean_states
 from decoding.aggregators.daemon import measured
 from decoding.aggregators.uni_encoder import pooled_states
 from decoding.artifacts import Artifact
+from decoding.length_heads import Head
 from decoding.metric_matching import Metric, fit_coefficients, tilt
 from decoding.model import Model, ModelPool
 from decoding.noise import derive_seed
@@ -128,7 +129,7 @@ async def train_rank_gen(
     losses = _fit(head, loss, count, epochs, schedule, advance)
     with torch.inference_mode():
         report = {"losses": losses, "heldout": _ranked(scores(torch.arange(count, len(passages))))}
-    return Made(_artifact("rank_gen", role, model, {"head": head.settings, "size": size}, head, report), report)
+    return Made(_artifact("rank_gen", role, model, _about(head, schedule, epochs, size=size), head, report), report)
 
 
 def _ranked(scores: torch.Tensor) -> dict[str, float]:
@@ -191,7 +192,7 @@ async def train_uni_encoder(
         first = (head(states[count:]).argmax(1) == 0).float().mean()
     heldout = {"passages": len(passages) - count, "candidates": candidates, "first": float(first)}
     report = {"losses": losses, "heldout": heldout}
-    return Made(_artifact("uni_encoder", role, model, {"head": head.settings}, head, report), report)
+    return Made(_artifact("uni_encoder", role, model, _about(head, schedule, epochs), head, report), report)
 
 
 async def solve_daemon(
@@ -250,7 +251,8 @@ async def solve_daemon(
         "heldout": {name: dict(zip(metrics, each.tolist(), strict=True)) for name, each in means.items()},
         "coefficients": dict(zip(metrics, coefficients.tolist(), strict=True)),
     }
-    settings = {"metrics": metrics, "coefficients": coefficients.tolist(), "targets": targets.tolist()}
+    settings: dict[str, Any] = {"metrics": metrics, "coefficients": coefficients.tolist(), "targets": targets.tolist()}
+    settings |= {"samples": samples, "temperature": temperature, "seed": seed}
     return Made(_artifact("daemon", role, model, settings, None, report), report)
 
 
@@ -303,9 +305,13 @@ def _fit(
     return losses
 
 
+def _about(head: Head, schedule: Schedule, epochs: int, **others: Any) -> dict[str, Any]:
+    return {"head": head.settings, "schedule": {**asdict(schedule), "epochs": epochs}, **others}
+
+
 def _artifact(
     kind: str, role: str, model: Model, settings: dict[str, Any], head: torch.nn.Module | None, report: dict[str, Any]
 ) -> Artifact:
-    about = {**settings, "heldout": report["heldout"], "schedule": asdict(STEADY)}
+    about = {**settings, "heldout": report["heldout"]}
     tensors = dict(head.state_dict()) if head is not None else {"none": torch.zeros(1)}
     return Artifact(kind, "training.continuations", about, {role: model.digest}, tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,7 @@ async def test_a_ranker_learns_what_follows(pool: ModelPool, tmp_path: Path) -> 
     made = await train_uni_encoder(pool, "large", passages(), 4, hidden=16, epochs=60, schedule=FAST)
     assert made.report["heldout"]["first"] >= 0.6  # of four
     assert made.report["losses"][-1] < math.log(4)
+    assert made.artifact.settings["schedule"] == {**asdict(FAST), "epochs": 60}
     values = await used(pool, made.artifact, tmp_path, "uni_encoder")
     assert sum(values) == pytest.approx(1.0)
     assert values[0] == max(values)
