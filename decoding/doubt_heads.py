@@ -96,9 +96,9 @@ class BottleneckHead(Head):
             book.copy_(found[start])
         for _ in range(passes):
             codes = torch.cdist(projected, self.keys).argmin(-1)
-            hits = one_hot(codes, keys).float()  # [codebooks, n, keys]
-            used = hits.sum(1)
-            means = torch.einsum("cnm,cnk->cmk", hits, projected) / used.clamp_min(1.0)[..., None]
+            used = torch.zeros(self.keys.shape[:2]).scatter_add_(1, codes, torch.ones(codes.shape))
+            at = codes[..., None].expand_as(projected)
+            means = torch.zeros_like(self.keys).scatter_add_(1, at, projected) / used.clamp_min(1.0)[..., None]
             moved = EMA_DECAY * self.keys + (1.0 - EMA_DECAY) * means
             spare = projected[:, torch.randint(count, (keys,), generator=generator)]
             self.keys.copy_(torch.where(used[..., None] > 0, moved, spare))

@@ -63,9 +63,10 @@ async def global_sampling(request: Request, models: ModelPool, params: GlobalSam
     Paper #60. Temperature and truncation normalise each row by its own Z, the sum of p ** (1 / temperature) over what
     is left of it, so that an answer is as likely as its tokens' p ** (1 / temperature) together, divided by the product
     of their Z. Weights of that product, and one answer resampled by them (SIR), take the division back: with more
-    answers the law comes closer to the one with the same support and one normaliser. The end of an answer is a token
-    like others. The usage's notes say mean and variance of log Z by token, and the effective number of answers. With
-    k = 1 it is plain decoding, measured.
+    answers the law comes closer to the one with the same support and one normaliser. Penalties and biases are taken
+    back with it: they hold for what is drawn, not for what is kept. The end of an answer is a token like others.
+    The usage's notes say mean and variance of log Z by token, and the effective number of answers. With k = 1 it is
+    plain decoding, measured.
     """
     model, seq = models.by_role(params.model), request.sequence
     temperature, count = seq.sampling.temperature, params.k
