@@ -103,6 +103,8 @@ class BlockTable:
             index = min(index, compute_from)
         if index < len(mine):
             self.truncate(index)
+            if not self._computed:  # found, but computed all the same
+                self.cached_on_arrival = min(self.cached_on_arrival, index)
         return index
 
     def adopt_prefix(self) -> int:

@@ -130,6 +130,18 @@ async def test_a_fork_of_a_cached_answer_and_a_chain_made_anew_go_on_with_the_st
     assert len(first) == 26
 
 
+@pytest.mark.parametrize(("processor", "cached"), [(VECTOR, 0), ({"name": "top_k", "k": 5}, 12)])
+async def test_prompt_tokens_that_are_computed_for_their_states_do_not_count_as_cached(
+    processor: dict[str, Any], cached: int
+) -> None:
+    model, _ = twins(config_of("llama"), seed=4, **SMALL)
+    await write(model, sequence(processor, prompt_of(16)))
+    again = sequence(processor, prompt_of(16))
+    await model.decode(again)
+    assert model.batcher.tables[again].cached_on_arrival == cached
+    model.release(again)
+
+
 async def test_hypothetical_tokens_are_part_of_the_text() -> None:
     model, plain = twins(config_of("llama"), seed=5, **SMALL)
     seq = sequence(VECTOR, prompt_of(15))
