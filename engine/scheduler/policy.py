@@ -27,9 +27,9 @@ NO_PARTS: Mapping[str, float] = {}
 
 
 class Share(NamedTuple):
-    """One operation's part of a step: index into the given list, and tokens fed."""
+    """One operation's part of a step: its place in the given list, and tokens fed."""
 
-    index: int
+    place: int
     tokens: int
 
 

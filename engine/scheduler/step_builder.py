@@ -250,7 +250,7 @@ class StepBuilder:
         shares = policy.share(
             candidates, lambda index, alone: memory.admit(candidates[index], alone), contested, device, longest
         )
-        parts = self._reserve([(candidates[share.index], share.tokens) for share in shares], memory)
+        parts = self._reserve([(candidates[share.place], share.tokens) for share in shares], memory)
         parts = parts or _squeezed(candidates, memory, policy.limits.token_budget)
         if not parts and device.may_forgo and any(work.low_priority for work in candidates):
             return Step(forgone=True)

@@ -85,7 +85,7 @@ def test_nobody_is_overtaken_more_often_than_is_allowed(seed: int, bound: int, r
                 number += 1
         fresh = [item for item in waiting if not item.started]
         shares = plan_step(waiting, limits)
-        stepping = [waiting[share.index] for share in shares]
+        stepping = [waiting[share.place] for share in shares]
         started = [item for item in fresh if item in stepping]
         note_started(fresh, set(started))
         for item in started:
@@ -112,7 +112,7 @@ def test_without_a_bound_the_same_stream_starves_somebody() -> None:
             waiting.append(Item(number, 0.9))
             limits = Limits(10, 1, order="hit_rate", max_overtaken=bound)
             [share] = plan_step(waiting, limits)
-            first = waiting.pop(share.index)
+            first = waiting.pop(share.place)
             note_started([*waiting, first], {first})
             if first is oldest:
                 waits[bound] = number
@@ -129,8 +129,8 @@ def test_other_precedence_stays_and_first_come_first_served_is_the_default() -> 
         replace(Item(4), started=True, running=True, remaining=1),
     ]
     limits = Limits(100, 64)
-    assert [share.index for share in plan_step(queue, limits)] == [4, 2, 1, 3, 0]
-    assert [share.index for share in plan_step(queue, replace(limits, order="hit_rate"))] == [4, 2, 3, 1, 0]
+    assert [share.place for share in plan_step(queue, limits)] == [4, 2, 1, 3, 0]
+    assert [share.place for share in plan_step(queue, replace(limits, order="hit_rate"))] == [4, 2, 3, 1, 0]
 
 
 def test_the_default_order_asks_nobody_what_is_cached() -> None:

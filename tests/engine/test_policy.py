@@ -78,13 +78,13 @@ def test_precedence_is_decodes_then_catch_up_then_begun_then_new_then_background
         Item(7, order=6, started=True, running=True),
     ]
     shares = plan_step(queue, Limits(100, 64))
-    assert [share.index for share in shares] == [4, 3, 5, 2, 1, 0]
+    assert [share.place for share in shares] == [4, 3, 5, 2, 1, 0]
 
 
 def test_equal_ranks_go_by_age() -> None:
     queue = [Item(1, order=3), Item(1, order=1), Item(1, order=2)]
-    assert [share.index for share in plan_step(queue, Limits(2, 64))] == [1, 2]
-    assert [share.index for share in plan_step(queue, Limits(64, 1))] == [1]
+    assert [share.place for share in plan_step(queue, Limits(2, 64))] == [1, 2]
+    assert [share.place for share in plan_step(queue, Limits(64, 1))] == [1]
 
 
 def test_an_atomic_tail_is_not_cut() -> None:
@@ -99,12 +99,12 @@ def test_a_step_keeps_its_limits(queue: list[Item], budget: int, max_batch: int)
     shares = plan_step(queue, Limits(budget, max_batch))
     assert bool(shares) == bool(queue)
     assert len(shares) <= max_batch
-    assert len({share.index for share in shares}) == len(shares)
+    assert len({share.place for share in shares}) == len(shares)
     if sum(share.tokens for share in shares) > budget:
         assert len(shares) == 1
-        assert shares[0].tokens == queue[shares[0].index].atomic
+        assert shares[0].tokens == queue[shares[0].place].atomic
     for share in shares:
-        item = queue[share.index]
+        item = queue[share.place]
         assert 0 < share.tokens <= item.remaining
         left = item.remaining - share.tokens
         assert left == 0 or left >= item.atomic
@@ -114,7 +114,7 @@ def test_a_step_keeps_its_limits(queue: list[Item], budget: int, max_batch: int)
 def test_nothing_is_passed_over_that_would_fit(queue: list[Item], budget: int) -> None:
     shares = plan_step(queue, Limits(budget, 64))
     left = budget - sum(share.tokens for share in shares)
-    planned = {share.index for share in shares}
+    planned = {share.place for share in shares}
     for index, item in enumerate(queue):
         if index not in planned:
             assert left <= 0 or (item.remaining <= item.atomic and item.atomic > left)
@@ -127,8 +127,8 @@ def test_every_decode_advances_each_step(queue: list[Item], budget: int) -> None
         queue[index].atomic = queue[index].remaining = 1
         queue[index].running = True
     shares = plan_step(queue, Limits(budget, 64))
-    assert set(decodes) <= {share.index for share in shares}
-    first = [share.index for share in shares][: len(decodes)]
+    assert set(decodes) <= {share.place for share in shares}
+    first = [share.place for share in shares][: len(decodes)]
     assert all(queue[i].remaining == 1 and not queue[i].background for i in first)
 
 
@@ -136,9 +136,9 @@ def test_every_decode_advances_each_step(queue: list[Item], budget: int) -> None
 def test_background_work_never_takes_from_foreground(queue: list[Item], budget: int) -> None:
     shares = plan_step(queue, Limits(budget, 64))
     alone = plan_step([item for item in queue if not item.background], Limits(budget, 64))
-    foreground = [share for share in shares if not queue[share.index].background]
+    foreground = [share for share in shares if not queue[share.place].background]
     assert [share.tokens for share in foreground] == [share.tokens for share in alone]
-    kinds = [queue[share.index].background for share in shares]
+    kinds = [queue[share.place].background for share in shares]
     assert kinds == sorted(kinds)
 
 
@@ -149,10 +149,10 @@ def test_everything_ends_and_the_oldest_decode_is_never_starved(queue: list[Item
         shares = plan_step(queue, Limits(budget, max_batch))
         decodes = [item.order for item in queue if is_decode(item)]
         if decodes:
-            assert queue[shares[0].index].order == min(decodes)
+            assert queue[shares[0].place].order == min(decodes)
         for share in shares:
-            queue[share.index].remaining -= share.tokens
-            queue[share.index].started = True
+            queue[share.place].remaining -= share.tokens
+            queue[share.place].started = True
         queue = [item for item in queue if item.remaining]
         steps += 1
         assert steps < 1000
@@ -162,7 +162,7 @@ def seconds(times: LinearTime, queue: list[Item], shares: list[Share]) -> float:
     """What a step takes."""
     forward = Forward()
     for share in shares:
-        forward.add(queue[share.index].cached, share.tokens)
+        forward.add(queue[share.place].cached, share.tokens)
     return forward.seconds(times)
 
 
@@ -174,7 +174,7 @@ def chunks(times: LinearTime, prompt: int, slowdown: float, decodes: int) -> lis
         queue = [item, *(decode(order=1 + i, cached=50) for i in range(decodes))]
         shares = plan_step(queue, Limits(512, 64, slowdown), times)
         alone = seconds(times, queue, shares[:decodes])
-        assert [share.index for share in shares[:decodes]] == list(range(1, decodes + 1))
+        assert [share.place for share in shares[:decodes]] == list(range(1, decodes + 1))
         fed = shares[decodes].tokens
         assert fed == 1 or seconds(times, queue, shares) <= slowdown * alone * (1 + 1e-9)
         found.append(fed)
@@ -241,7 +241,7 @@ def test_several_tenants_prompts_go_on_beside_decodes_though_steps_cost_much_to_
     queue = [decode(order=0, tenant="a")]
     queue += [Item(20, order=1 + i, tenant=tenant, started=True, running=True) for i, tenant in enumerate("bcd")]
     shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=FairShare(), contested=True)
-    assert [share.index for share in shares] == [0, 1, 2]
+    assert [share.place for share in shares] == [0, 1, 2]
     assert min(share.tokens for share in shares[1:]) >= 9
 
 
@@ -288,12 +288,12 @@ def test_no_step_beside_decodes_is_longer_than_the_slowdown_allows(
     queue: list[Item], times: LinearTime, slowdown: float, budget: int
 ) -> None:
     shares = plan_step(queue, Limits(budget, 64, slowdown), times)
-    decodes = [share for share in shares if is_decode(queue[share.index])]
-    extra = [share for share in shares if not is_decode(queue[share.index])]
+    decodes = [share for share in shares if is_decode(queue[share.place])]
+    extra = [share for share in shares if not is_decode(queue[share.place])]
     if decodes and sum(share.tokens for share in extra) > 1:
         assert seconds(times, queue, shares) <= slowdown * seconds(times, queue, decodes) * (1 + 1e-9)
     unbounded = plan_step(queue, Limits(budget, 64, inf), times)
-    assert [share for share in unbounded if is_decode(queue[share.index])] == decodes
+    assert [share for share in unbounded if is_decode(queue[share.place])] == decodes
 
 
 @pytest.mark.parametrize("prompts", [0, 1])
@@ -307,7 +307,7 @@ def test_a_shared_step_is_at_most_twice_what_a_tenant_needs_alone(
     queue += [Item(300, order=200 + i, tenant="a", started=True) for i in range(prompts)]
     queue += [decode(order=300 + i, tenant="b", cached=30) for i in range(mine)]
     shares = plan_step(queue, Limits(512, 256, 2.0), times, owed=FairShare(), contested=True)
-    own = [share for share in shares if queue[share.index].tenant == "b"]
+    own = [share for share in shares if queue[share.place].tenant == "b"]
     assert len(own) == mine
     assert seconds(times, queue, shares) <= 2 * seconds(times, queue, own) * (1 + 1e-9)
     # What is left of the step goes to the other tenant, up to what one more row would exceed.
@@ -319,7 +319,7 @@ def test_the_share_of_three_tenants_is_a_third() -> None:
     times = LinearTime(per_token=1.0)
     queue = [decode(order=i, tenant=t) for i, t in enumerate("a" * 100 + "b" * 90 + "c" * 10)]
     shares = plan_step(queue, Limits(512, 256, 2.0), times, contested=True)
-    fed = Counter(queue[share.index].tenant for share in shares)
+    fed = Counter(queue[share.place].tenant for share in shares)
     # The step takes 0.9 x 3 x 10; c gets all of its own, the others equal parts of the rest.
     assert (fed["c"], fed.total()) == (10, 27)
     assert abs(fed["a"] - fed["b"]) <= 1
@@ -352,7 +352,7 @@ def test_who_is_owed_time_does_not_stall_requests_that_fit_beside_it() -> None:
     owed.charge({"c": 9.0}, {"a", "b", "c"}, 9.0)
     queue = [*(decode(order=i, tenant=tenant) for i, tenant in enumerate("abc")), Item(90, order=9, tenant="d")]
     shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=owed, contested=True)
-    assert {share.index for share in shares} >= {0, 1, 2}
+    assert {share.place for share in shares} >= {0, 1, 2}
 
 
 @pytest.mark.parametrize("tenants", [2, 4, 8])
@@ -369,9 +369,9 @@ def test_prompts_of_one_tenant_keep_the_slowdown_however_many_others_decode(
     queue = [decode(order=i, tenant=tenant) for i, tenant in enumerate(names)]
     queue.append(Item(4000, order=99, tenant="0", started=True))
     shares = plan_step(queue, Limits(512, 64, 1.75), times, owed=owed, contested=True)
-    decodes = [share for share in shares if share.index < len(names)]
+    decodes = [share for share in shares if share.place < len(names)]
     assert len(decodes) == len(names)
     if owed_s:  # whatever a token of it costs
-        assert shares[-1].index == len(names), "the prompt goes on"
-    if shares[-1].index < len(names) or shares[-1].tokens > 1:
+        assert shares[-1].place == len(names), "the prompt goes on"
+    if shares[-1].place < len(names) or shares[-1].tokens > 1:
         assert seconds(times, queue, shares) <= 1.75 * seconds(times, queue, decodes) * (1 + 1e-9)
