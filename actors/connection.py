@@ -357,21 +357,23 @@ class ActorConnection:
         if interrupted:  # it is made again from its beginning
             raise packed
         if tokens:
-            self._append(call, known, tokens)
+            _append(call, known, tokens, card)
         if kind == ReplyKind.FAILED:
             self._sender.invalidate(*parts)
             raise packed
         return value
 
-    def _append(self, call: PendingCall, known: ReplicaView | None, tokens: tuple[Any, ...]) -> None:
-        seq, card = call.seq, self.card
-        if len(seq) != call.base or not all(seq.append(token, card.num_parameters) for token in tokens):
-            what = f"{card.name} at {card.place} wrote {len(tokens)} tokens after {call.base}"
-            raise TurnoutError(Code.INTERNAL, f"{what}; the answer is elsewhere")
-        if known is not None:
-            known.length = len(seq)
-
     async def close(self) -> None:
         """Stop reading; raises nothing."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+
+
+def _append(call: PendingCall, known: ReplicaView | None, tokens: tuple[Any, ...], card: ModelCard) -> None:
+    """Append what an actor wrote to the call's sequence."""
+    seq = call.seq
+    if len(seq) != call.base or not all(seq.append(token, card.num_parameters) for token in tokens):
+        what = f"{card.name} at {card.place} wrote {len(tokens)} tokens after {call.base}"
+        raise TurnoutError(Code.INTERNAL, f"{what}; the answer is elsewhere")
+    if known is not None:
+        known.length = len(seq)

@@ -51,7 +51,7 @@ class SearchParams(MethodParams):
         self.made().check(models)
 
 
-@method(params=SearchParams, papers=(), lossless=False, needs=frozenset(), joint=True, contrasts=True, drafts=True)
+@method(params=SearchParams, papers=(), lossless=False, needs=frozenset(), joint=True, contrasts=True)
 async def search(request: Request, models: ModelPool, params: SearchParams) -> AsyncIterator[Segment]:
     """One model searches for its likeliest answers; the n best are the n answers of the request.
 

@@ -69,7 +69,7 @@ async def test_a_body_lists_them_below_decoding() -> None:
         chat_job({**body, "processors": ["xtc"]})
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "step_speculation", "search"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "step_speculation"])
 async def test_what_depends_on_more_than_tokens_is_refused_next_to_drafts(pool: LocalPool, method: str) -> None:
     call = call_of("hi", method, temperature=0.9, max_tokens=4, processors=(PartChoice.of("mirostat"),))
     with pytest.raises(TurnoutError, match=r"'mirostat' depends on each token before.*drafts.*plain") as caught:
