@@ -12,7 +12,7 @@ from decoding.fixed_forward import FixedForward, FixedRows
 from decoding.model import TokenText
 from decoding.sequence import Sequence
 from decoding.tasks._container import Shape
-from decoding.tasks.base import Progress, TaskRun, of_param
+from decoding.tasks.base import Progress, TaskRun
 from turnout.errors import TurnoutError, invalid
 
 Logits = npt.NDArray[np.float32]
@@ -22,15 +22,25 @@ LEAST_LANES = 2  # of one row alone, matrix products are computed otherwise
 LONGEST_MATCH = 32  # bytes of a token that is looked for
 
 
-async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> list[list[int]]:
+async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress, field: str) -> list[list[int]]:
     """Let a model read the tokens of each lane, one after the other, as `coded` returns them.
 
     After `window` tokens a lane begins anew with its last `overlap` tokens: a token is read after at least that many,
     and at most `window`, others of its lane. All lanes keep step, and those that have ended are fed the start token, so
     that coding and decoding run the same forwards.
 
+    Args:
+        run: the request.
+        shape: of the lanes.
+        coded: codes a token.
+        progress: of the task.
+        field: where the shape is from.
+
     Returns:
         The tokens of each lane.
+
+    Raises:
+        TurnoutError: naming `field`: the model has no room for the lanes.
     """
     lengths = shape.lengths
     longest = max(lengths, default=0)
@@ -42,7 +52,7 @@ async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> 
             for place in range(min(shape.window, longest - begin)):
                 index = begin + place
                 fed = tuple(lane[index - 1] if 0 < index <= len(lane) else shape.start for lane in lanes)
-                found = await _read(run, seq, FixedForward(fed, place, shape.window))
+                found = await _read(run, seq, FixedForward(fed, place, shape.window), field)
                 progress.read(len(lengths))
                 if index < done:
                     continue
@@ -58,11 +68,13 @@ async def walk(run: TaskRun, shape: Shape, coded: Coded, progress: Progress) -> 
     return lanes[: len(lengths)]
 
 
-async def _read(run: TaskRun, seq: Sequence, op: FixedForward) -> FixedRows:
+async def _read(run: TaskRun, seq: Sequence, op: FixedForward, field: str) -> FixedRows:
     try:
         return await run.model.do(seq, op)
     except TurnoutError as error:
-        raise (of_param(error) if error.field == "window" else error) from None
+        if error.field != "window":
+            raise
+        raise TurnoutError(error.code, f"{field}: {error.message}", field, error.retry_after_s) from None
 
 
 def start_token(run: TaskRun) -> int:

@@ -102,7 +102,7 @@ class Compress(Task):
             bits += ideal_bits(logits, token)
             return token
 
-        await walk(run, shape, coded, progress)
+        await walk(run, shape, coded, progress, self.field("window"))
         marks = (model_mark(run.model.digest), numerics_mark(seen))
         made = Container(*marks, shape, checksum(data), encoder.finish())
         return _result(data, made, bits)

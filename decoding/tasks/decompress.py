@@ -65,7 +65,7 @@ class Decompress(Task):
                 raise invalid(field, f"was coded by other kernels, or on another kind of processor, than {numerics!r}")
             return decoder.decode(weights_of(logits))
 
-        lanes = await walk(run, found.shape, decoded, progress)
+        lanes = await walk(run, found.shape, decoded, progress, field)
         data = bytes_of([token for lane in lanes for token in lane], models.tokenizer)
         if checksum(data) != found.checksum or len(data) != found.shape.size:
             message = f"{field}: the model's numbers are not those it was coded with: its checksum does not fit"

@@ -20,7 +20,7 @@ from decoding.tasks.base import MOST_ENCODED, Progress, from_base64, to_base64
 from decoding.tasks.compress import MOST_BYTES, CompressResult
 from decoding.tasks.decompress import DecompressResult
 from tests.decoding.task_runs import BEGIN, TEXTS, VOCAB, byte_model, result_of, task_run
-from turnout.errors import Code, TurnoutError
+from turnout.errors import Code, TurnoutError, out_of_range
 
 TEXT = "Adaptive decoding: a small model writes, a large one reads. Gr\u00fc\u00dfe! " * 3
 
@@ -202,8 +202,26 @@ async def test_forwards_are_counted_before_they_run() -> None:
         def coded(lane: int, index: int, logits: Logits, numerics: str) -> int:
             return 1
 
-        await walk(task_run(model), shape, coded, ran)
+        await walk(task_run(model), shape, coded, ran, "params.window")
         assert shape.forwards * len(shape.lengths) == ran.prompt_tokens
+
+
+async def test_lanes_without_room_are_refused_by_the_parameter_that_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = byte_model(3)
+    made = await compressed(model, text=TEXT)
+
+    async def full(seq: Any, op: Any) -> Any:
+        raise out_of_range("window", "2 lanes of 512 tokens; large has room for 16 each")
+
+    monkeypatch.setattr(model, "do", full)
+    with pytest.raises(TurnoutError, match="room for 16") as refused:
+        await result_of("compress", model, text=TEXT)
+    assert refused.value.field == "params.window"
+    with pytest.raises(TurnoutError, match="room for 16") as refused:
+        await result_of("decompress", model, data=made.data)
+    assert refused.value.field == "params.data"
 
 
 def test_the_longest_code_of_the_most_bytes_has_room() -> None:
