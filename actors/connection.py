@@ -336,10 +336,10 @@ class ActorConnection:
         known, seq, card = self._known.get(call.seq), call.seq, self.card
         if known is not None:
             known.appending -= call.op.appends
-        if grown.counts:
-            add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts)
-        value: Any = None
         tokens = tuple(unpack_tokens(grown.tokens))
+        if grown.counts:
+            add_counts(seq.meter.of(card.name, card.num_parameters), grown.counts, len(tokens) * call.future.done())
+        value: Any = None
         waited_for = self._calls.pop(call, None) is not None
         given = grown.states if waited_for else ()  # else copies may have been sent anew meanwhile
         states = {place: self._sender.receive(parts[place], state) for place, state in given}
@@ -351,8 +351,6 @@ class ActorConnection:
         if waited_for and (interrupted or call.future.done()):
             self._disown(call, parts)
         if call.future.done():
-            if tokens:
-                seq.meter.of(card.name, card.num_parameters).discarded_tokens += len(tokens)
             return None
         if interrupted:  # it is made again from its beginning
             raise packed

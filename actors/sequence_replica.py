@@ -170,13 +170,14 @@ class Replica:
         return trimmed([*(getattr(meter, count) for count in ABSOLUTE), *added]) or (0,)
 
 
-def add_counts(meter: ModelMeter, counts: tuple[float, ...]) -> None:
-    """Enter what `Replica.counts` returned."""
+def add_counts(meter: ModelMeter, counts: tuple[float, ...], discarded: int = 0) -> None:
+    """Enter what `Replica.counts` returned, and how many tokens were written after their call was given up."""
     for place, name in enumerate(ABSOLUTE):
         setattr(meter, name, counts[place] if place < len(counts) else 0)
     for name, count in zip(COUNTED, counts[len(ABSOLUTE) :], strict=False):
         if count:
             setattr(meter, name, getattr(meter, name) + count)
+    meter.discarded_tokens += discarded
 
 
 class Replicas:
