@@ -131,7 +131,9 @@ class Packer {
   }
 
   // One head's values: [panels of dimensions][stride units][PANEL]. Returns the units packed, of UNIT keys each.
-  Index values(const Tile<S>& tile, const Tile<S>& following, Index head, Unit* out, Index stride) const {
+  // Inlined it is slower: registers run out.
+  [[gnu::noinline]] Index values(const Tile<S>& tile, const Tile<S>& following, Index head, Unit* out,
+                                 Index stride) const {
     const Index offset = (cache_.kv_heads + head) * cache_.width(), packed = (tile.count + UNIT - 1) / UNIT;
     for (Index place = 0; place < packed; place++) {
       const Index key = place * UNIT, there = std::min(UNIT, tile.count - key);
@@ -139,10 +141,11 @@ class Packer {
       for (Index i = 0; i < UNIT; i++) rows[i] = tile.slots[key + std::min(i, there - 1)] + offset;
       for (Index column = 0; column < width; column += STEP) {
         pack(rows, there == UNIT, column, out + (column / PANEL * stride + place) * PANEL + column % PANEL);
-        for (Index next = key; next < std::min(key + UNIT, following.count); next++) {
-          if (!SCALED<S> || column % LINE == 0) fetch(following.slots[next] + offset, column * sizeof(S));
-          if (SCALED<S> && column + STEP >= width) fetch(following.slots[next] + offset, cache_.dim);
-        }
+        for (Index next = key; next < key + UNIT; next++)
+          if (next < following.count) {
+            if (!SCALED<S> || column % LINE == 0) fetch(following.slots[next] + offset, column * sizeof(S));
+            if (SCALED<S> && column + STEP >= width) fetch(following.slots[next] + offset, cache_.dim);
+          }
       }
     }
     for (Index key = packed * UNIT; key < following.count; key++)
