@@ -123,6 +123,6 @@ def test_methods_and_pools_without_what_it_takes_are_refused(run: Any, folder: P
     data = ("--config", str(bare), "--data", str(folder / "data.jsonl"), *SHARE)
     assert run("calibrate", "plain", *data).err == (
         "turnout: method: 'plain' has nothing to calibrate;"
-        " these have: cascade, entropy_adaptive, random_switch, sentence_lead, step_speculation\n"
+        " these have: adadec, cascade, entropy_adaptive, random_switch, sentence_lead, step_speculation\n"
     )
     assert "pools.p.artifacts: is not set" in run("calibrate", "entropy_adaptive", *data).err

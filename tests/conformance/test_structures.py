@@ -112,10 +112,10 @@ def equipped(pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> Model
 
 
 class Letters(ListText):
-    """One token a character."""
+    """One token a character; one that it lacks, as of marks for infilling, is the first that it has."""
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        return [self.texts.index(char) for char in text]
+        return [self.texts.index(char if char in self.texts else CHARS[0]) for char in text]
 
 
 def spread(cases: list[Asked]) -> list[tuple[int, str, dict[str, Any]]]:

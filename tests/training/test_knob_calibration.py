@@ -199,7 +199,7 @@ async def test_answers_that_never_reach_a_switch_are_refused():
     [
         (
             lambda: calibratable("plain"),
-            "these have: cascade, entropy_adaptive, random_switch, sentence_lead, step_speculation",
+            "these have: adadec, cascade, entropy_adaptive, random_switch, sentence_lead, step_speculation",
         ),
         (lambda: calibrator(params={"threshold": 1.0}), "param.threshold: is what is calibrated"),
         (lambda: calibrator(params={"calibration": "x"}), "param.calibration: is what is calibrated"),
