@@ -20,6 +20,7 @@ from engine.cache.paged_kv import PagedKV
 from engine.costs.limits import cache_size, predict_memory, read_shape
 from engine.device import Device
 from engine.fingerprint import numerics_class
+from engine.forward_check import CHECK_CHUNKS, our_logits, typical_difference
 from engine.kv_transfer import export_kv, import_kv, token_bytes
 from engine.loading import prepare, round_kv
 from engine.model import EngineModel
@@ -27,6 +28,7 @@ from engine.reuse.settings import ReuseSettings
 from kvstore.encodings import Encodings
 from kvstore.keys import Keyring
 from pool.local_pool import LocalPool
+from tests.engine.architectures import config_of, kernels_of
 from tests.engine.harness import ask, ask_all, call_of, pair_config, random_prompts, shrink
 from training.kv_profiles import make_profiles
 from training.random_models import llama_config, random_model
@@ -210,6 +212,19 @@ class TestAnswers:
             model.release(each)
             await fresh.close()
         await model.close()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", ["gemma2", "qwen2_window", "llama_biased"])
+    def test_models_with_windows_caps_and_narrow_heads_read_the_same_by_all_kernels(
+        self, name: str, dtype: torch.dtype
+    ) -> None:
+        rows = []
+        for kernels in kernels_of(name):
+            checkpoint = prepare(random_model(config_of(name), 3, 0.2).to(dtype), kernels)
+            round_kv(checkpoint, "int8")
+            rows.append(our_logits(checkpoint.plan, CHECK_CHUNKS, checkpoint.vocab_size, CPU))
+        for row in rows[1:]:
+            assert typical_difference(row, rows[0], CHECK_CHUNKS) < (1e-3 if dtype == torch.float32 else 0.03)
 
     def test_text_becomes_hardly_less_likely(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = "Question: 12 + 30 = ? Answer: 42. The quick brown fox jumps over the lazy dog, and then again. " * 2
