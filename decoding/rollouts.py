@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from collections.abc import Sequence as Items
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from decoding.candidates import charge
@@ -14,30 +14,6 @@ from decoding.sequence import Sequence
 from turnout.types import Segment
 
 R = TypeVar("R")
-
-
-@asynccontextmanager
-async def roll(model: Model, seq: Sequence, seeds: Items[int], until: StopCondition) -> AsyncIterator[list[Sequence]]:
-    """Yield continuations of `seq`, each drawn with a seed of its own up to a stop condition; release them then.
-
-    They share the cache of `seq`. The caller takes over what it keeps, and charges the work of all, with `show` and
-    `charge` of `decoding.candidates`. Where one fails, the others end.
-
-    Args:
-        model: writes.
-        seq: nothing is appended to it.
-        seeds: one for each.
-        until: where each ends at the latest.
-    """
-    forks = model.fork_many([seq] * len(seeds))
-    try:
-        for fork, seed in zip(forks, seeds, strict=True):
-            fork.seed = seed
-        await together([model.decode(fork, until.twins()) for fork in forks])
-        yield forks
-    finally:
-        for fork in forks:
-            model.release(fork)
 
 
 async def together(work: Items[Coroutine[Any, Any, R]]) -> list[R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -9,14 +10,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.candidates import charge, show
 from decoding.decode_loop import reported, stream
 from decoding.logits import BITS_PER_NAT, entropy_bits
 from decoding.model import Model, ModelPool, Readout, ReadSpec, Request, StopCondition, token_of
 from decoding.noise import derive_seed, round_seed
 from decoding.processor_chain import chain_of
 from decoding.recorder import watched
-from decoding.rollouts import roll
+from decoding.rollouts import branches_of
 from decoding.sequence import Sequence
 from decoding.steps import StepEnd, StepRule, step_marks
 from turnout.errors import FieldError
@@ -68,7 +68,7 @@ async def cntp(request: Request, models: ModelPool, params: CntpParams) -> Async
             async for segment in segments:
                 yield segment
         return
-    marks = step_marks(models.tokenizer, model.vocab_size, MARKS)
+    marks = await asyncio.to_thread(step_marks, models.tokenizer, model.vocab_size, MARKS)
     want = ReadSpec() | reported(seq) | _entropy_spec(seq)
     while not seq.finished:
         [row] = await model.extend(seq, want=want)
@@ -84,13 +84,9 @@ async def cntp(request: Request, models: ModelPool, params: CntpParams) -> Async
 async def _kept(model: Model, seq: Sequence, count: int, until: StopCondition, models: ModelPool) -> Segment:
     """Draw trials, the first one with the noise of the answer, and append the one with the lowest perplexity."""
     seeds = [seq.seed, *(derive_seed(round_seed(seq.seed, len(seq)), index) for index in range(1, count))]
-    async with roll(model, seq, seeds, until) as trials:
-        begun = len(seq.generated)
-        best = min(trials, key=lambda each: perplexity(each, begun))
-        for each in trials:
-            if each is not best:
-                charge(seq, each)
-        return Segment(show(seq, best, models).tokens, "finish" if seq.finished else "max_tokens")
+    with branches_of(seq) as branches:
+        trials, begun = await branches.write(model, [seq] * count, seeds, until), len(seq.generated)
+        return branches.show(min(trials, key=lambda each: perplexity(each, begun)), models)
 
 
 def perplexity(trial: Sequence, begun: int) -> float:

@@ -13,7 +13,6 @@ from decoding.fakes import ListText, TableModel, pair
 from decoding.methods.cntp import CntpParams
 from decoding.model import ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed, round_seed
-from decoding.rollouts import roll
 from decoding.sequence import Sequence
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
@@ -117,11 +116,14 @@ async def test_a_fault_in_one_trial_ends_and_releases_all() -> None:
         return torch.zeros(VOCAB)
 
     made.next_logits = fails
-    seq = Sequence([1, 2], SamplingParams(max_tokens=9), 0)
+    seq, info = Sequence([1, 2], SamplingParams(max_tokens=9), 0), get_method("cntp")
+    running = info.run(Request("r", seq), pair(made, made, ListText(TEXTS)), info.parse({"high": 0.5}))
     with pytest.raises(ZeroDivisionError):
-        async with roll(made, seq, [1, 2, 3], StopCondition(max_tokens=8)):
-            raise AssertionError("a rollout failed")
-    assert made.cached == {}
+        await anext(running)
+    assert list(made.cached) == [seq]
+    meter = seq.meter.models["large"]
+    assert meter.forwards == made.forwards
+    assert meter.generated_tokens == 0 < meter.discarded_tokens
 
 
 async def test_cancelled_while_the_others_end_with_one_that_failed_it_releases_all() -> None:
