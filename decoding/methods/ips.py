@@ -75,7 +75,7 @@ class Ips:
         self.model = model
         self.seq = seq
         self.params = params
-        self._states: list[torch.Tensor] = []  # of the answer's tokens: float32 [hidden]
+        self._own = OwnStates()
         self._utterances: torch.Tensor | None = None
 
     async def recall(self) -> None:
@@ -84,7 +84,8 @@ class Ips:
         if begun:
             with reading(self.model, self.seq, prompt) as base:
                 rows = await self.model.extend(base, tuple(begun), STATE, every=True)
-            self._states = [state_of(row) for row in rows[1:]]
+            for row in rows[1:]:
+                self._own.add(state_of(row))
 
     async def step(self) -> Token:
         """Choose the next token."""
@@ -93,7 +94,7 @@ class Ips:
         want = reported(seq) | STATE | (ReadSpec() if plain else ReadSpec(draw=None, top_processed=params.candidates))
         [row] = await self.model.extend(seq, want=want)
         if seq.generated:
-            self._states.append(state_of(row))
+            self._own.add(state_of(row))
         if plain:
             return token_of(row, self.model.name)
         best = [(token, logp) for token, logp in row.top_processed if logp > -math.inf]
@@ -111,7 +112,7 @@ class Ips:
         rows = await self.model.expand(self.seq, tree, 0, STATE)
         after = torch.stack([state_of(row) for row in rows])
         probs = torch.tensor([logp for _, logp in best], dtype=torch.float32).exp()
-        found = scores(probs, after, torch.stack(self._states), await self._read_utterances(), self.params.weight)
+        found = scores(probs, after, self._own, await self._read_utterances(), self.params.weight)
         if self.params.choice == "drawn":
             key = noise_key(self.seq.seed, len(self.seq), Purpose.SELECT)
             found = found + gumbel([key], len(tokens), found.device)[0]
@@ -130,20 +131,41 @@ class Ips:
         return self._utterances
 
 
+class OwnStates:
+    """Hidden states of the answer's tokens so far, of which two sums are all that is kept.
+
+    Attributes:
+        count: tokens.
+        total: sum of their states: float64 [hidden].
+        directions: sum of their states, each of length 1: float64 [hidden].
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = self.directions = torch.zeros(())
+
+    def add(self, state: torch.Tensor) -> None:
+        """Take the state of the next token: float32 [hidden]."""
+        state = state.double()
+        self.count += 1
+        self.total = self.total + state
+        self.directions = self.directions + normalize(state, dim=-1)
+
+
 def scores(
-    probs: torch.Tensor, after: torch.Tensor, answer: torch.Tensor, utterances: torch.Tensor, weight: float
+    probs: torch.Tensor, after: torch.Tensor, answer: OwnStates, utterances: torch.Tensor, weight: float
 ) -> torch.Tensor:
     """Return the score of each candidate: float32 [m].
 
     Args:
         probs: float32 [m] of the candidates.
         after: float32 [m, hidden] states after them.
-        answer: float32 [n, hidden] states of the answer's tokens so far, n >= 1.
+        answer: states of the answer's tokens so far, one at least.
         utterances: float32 [u, hidden] states at the ends of utterances, u >= 1.
         weight: of the probability.
     """
-    prox = (normalize(after, dim=-1) @ normalize(answer, dim=-1).T).mean(-1)
-    means = (answer.sum(0) + after) / (len(answer) + 1)
+    prox = normalize(after, dim=-1) @ (answer.directions / answer.count).float()
+    means = ((answer.total + after) / (answer.count + 1)).float()
     iso = (normalize(means, dim=-1) @ normalize(utterances, dim=-1).T).mean(-1)
     return weight * probs + (1 - weight) * (prox - iso)
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from decoding.fakes import TableModel, pair
-from decoding.methods.ips import scores
+from decoding.methods.ips import OwnStates, scores
 from decoding.model import Readout, ReadSpec, Request
 from decoding.sequence import Sequence
 from turnout.errors import TurnoutError
@@ -57,12 +57,31 @@ async def write(
     return seq
 
 
+def own(*states: torch.Tensor) -> OwnStates:
+    kept = OwnStates()
+    for state in states:
+        kept.add(state)
+    return kept
+
+
+def test_what_is_kept_of_an_answer_is_no_more_when_it_grows() -> None:
+    states = torch.randn((200, WIDTH), generator=torch.Generator().manual_seed(1))
+    after, past = states[:3] + 1, states[3:5]
+    kept = own(*states)
+    assert kept.total.shape == kept.directions.shape == (WIDTH,)
+    found = scores(torch.zeros(3), after, kept, past, 0.0)
+    for value, each in zip(found.tolist(), after, strict=True):
+        mean = torch.cat([states, each[None]]).mean(0)
+        prox = float(cosine_similarity(each[None], states).mean())
+        assert value == pytest.approx(prox - float(cosine_similarity(mean[None], past).mean()), abs=1e-5)
+
+
 def test_the_score_by_hand() -> None:
     """One token of the answer at (1, 0), one utterance at (0, 1); candidates at (1, 0), (0, 2) and (1, 1)."""
     found = scores(
         torch.tensor([0.5, 0.3, 0.2]),
         torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]),
-        torch.tensor([[1.0, 0.0]]),
+        own(torch.tensor([1.0, 0.0])),
         torch.tensor([[0.0, 3.0]]),
         0.6,
     )
@@ -128,7 +147,7 @@ async def test_drawn_tokens_have_the_law_of_the_scores() -> None:
     found = scores(
         torch.zeros(3),
         torch.stack([made.state([*tokens, token]) for token in best]),
-        torch.stack([made.state([3, 4, 1]), made.state(tokens)]),
+        own(made.state([3, 4, 1]), made.state(tokens)),
         made.state([3, 4])[None],
         0.0,
     )
