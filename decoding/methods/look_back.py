@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, ClassVar
@@ -19,6 +20,8 @@ from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment, Token
 
 LOGITS = ReadSpec(draw=None, logits=True)
+MOST_PLACES = 512
+AT_ONCE = 32  # of them are compared: a row of a large vocabulary takes 600 KB, and so does each step on the way
 
 
 class LookBackParams(MethodParams):
@@ -36,10 +39,12 @@ class LookBackParams(MethodParams):
         ),
     ] = 1.0
     candidates: Annotated[int, Field(ge=1, le=64, description="best tokens to choose from where a step repeats")] = 8
-    history: Annotated[int, Field(ge=1, le=4096, description="latest steps of the answer that are looked back at")] = (
-        128
-    )
-    prefix: Annotated[int, Field(ge=1, le=4096, description="last places of the prompt that are looked back at")] = 128
+    history: Annotated[
+        int, Field(ge=1, le=MOST_PLACES, description="latest steps of the answer that are looked back at")
+    ] = 128
+    prefix: Annotated[
+        int, Field(ge=1, le=MOST_PLACES, description="last places of the prompt that are looked back at")
+    ] = 128
 
 
 @method(params=LookBackParams, papers=(47,), lossless=False, needs=frozenset(), resumable=True)
@@ -88,10 +93,14 @@ class Distributions:
         """Return the least KL(p || q) over those kept, nats, for log p as float32 [vocab]; infinite where none is."""
         if self._rows is None:
             return math.inf
-        kept = self._rows[: min(self._count, self._most)]
         probs = logp.exp()
-        terms = torch.where(probs > 0, probs * (logp - kept), 0.0)  # [kept, vocab]
-        return max(float(terms.sum(-1).min()), 0.0)
+        least = math.inf
+        count = min(self._count, self._most)
+        for start in range(0, count, AT_ONCE):
+            kept = self._rows[start : min(start + AT_ONCE, count)]
+            terms = torch.where(probs > 0, probs * (logp - kept), 0.0)  # [kept, vocab]
+            least = min(least, float(terms.sum(-1).min()))
+        return max(least, 0.0)
 
 
 class LookBack:
@@ -123,7 +132,8 @@ class LookBack:
         want = reported(seq) | LOGITS | ReadSpec(draw=None, top_processed=self.params.candidates)
         [row] = await self.model.extend(seq, want=want)
         logp = _logp(row)
-        repeats = self._past.nearest(logp) <= self.params.alpha
+        # In a thread: over a large vocabulary it takes as long as a forward does.
+        repeats = await asyncio.to_thread(self._past.nearest, logp) <= self.params.alpha
         self._past.add(logp)
         allowed = [token for token, value in row.top_processed if value > -math.inf]
         token = row.top_processed[0][0]
@@ -137,7 +147,8 @@ class LookBack:
         rows = await self.model.expand(
             self.seq, DraftTree(tuple(tokens), (ROOT,) * len(tokens), self.model.name), 0, LOGITS
         )
-        costs = torch.tensor([prefix.nearest(_logp(row)) for row in rows], dtype=torch.float64)
+        found = await asyncio.to_thread(lambda: [prefix.nearest(_logp(row)) for row in rows])
+        costs = torch.tensor(found, dtype=torch.float64)
         key = noise_key(self.seq.seed, len(self.seq), Purpose.SELECT)
         # Infinite costs: a candidate after which comes what the prompt excludes.
         return tokens[int((gumbel([key], len(tokens), costs.device)[0] - costs).argmax())]

@@ -132,7 +132,8 @@ async def test_tokens_that_are_banned_are_no_candidates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alpha", math.nan), ("alpha", -2.0), ("candidates", 0), ("history", 0), ("prefix", 1 << 40)]
+    ("name", "value"),
+    [("alpha", math.nan), ("alpha", -2.0), ("candidates", 0), ("history", 0), ("history", 513), ("prefix", 1 << 40)],
 )
 async def test_bad_parameters_are_refused(name: str, value: float) -> None:
     with pytest.raises(TurnoutError) as caught:
