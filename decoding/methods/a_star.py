@@ -56,9 +56,9 @@ class AStarParams(MethodParams):
     ] = ("\n",)
     max_step_tokens: Annotated[int, Field(ge=1, le=4096, description="longest step, tokens")] = 512
     max_search_tokens: Annotated[
-        int, Field(ge=1, le=1 << 24, description="tokens that may be written in the search, thrown away or not")
+        int, Field(ge=1, le=1 << 20, description="tokens that may be written in the search, thrown away or not")
     ] = 8192
-    max_scores: Annotated[int, Field(ge=1, le=1 << 20, description="steps that may be given a reward")] = 256
+    max_scores: Annotated[int, Field(ge=1, le=4096, description="steps that may be given a reward")] = 256
 
     @model_validator(mode="after")
     def _check_scorer(self) -> Self:

@@ -225,7 +225,14 @@ async def test_a_fault_of_the_scorer_releases_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("samples", 0), ("scorer", "nobody"), ("step_cost", "all"), ("max_scores", 0), ("max_search_tokens", -1)],
+    [
+        ("samples", 0),
+        ("scorer", "nobody"),
+        ("step_cost", "all"),
+        ("max_scores", 0),
+        ("max_scores", 1 << 20),
+        ("max_search_tokens", -1),
+    ],
 )
 async def test_bad_parameters_are_refused(name: str, value: Any) -> None:
     with pytest.raises(TurnoutError) as caught:
