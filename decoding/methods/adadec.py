@@ -112,6 +112,8 @@ async def _ranked_anew(
         look_ahead: most tokens after each.
         rules: where looking ahead ends at the latest.
     """
+    if roller is not model:  # its forks share what it reads of the answer
+        await roller.extend(seq, want=ReadSpec(draw=None))
     with branches_of(seq) as branches:
         forks = branches.fork(roller, [seq] * len(best), [seq.seed] * len(best))
         work = []
