@@ -14,23 +14,26 @@ from decoding.noise import Purpose, noise_key, uniform
 WORD = re.compile(r"(?u)\b\w\w+\b")
 STARTS = 10
 MOST_ROUNDS = 100
+MOST_WORDS = 4096
 
 
 def tf_idf(texts: Items[str]) -> torch.Tensor:
     """Return TF-IDF vectors as scikit-learn's `TfidfVectorizer` defines them by default.
 
-    Words of two letters or more, as small letters; idf = ln((1 + n) / (1 + df)) + 1; each row of length 1.
+    Words of two letters or more, as small letters; idf = ln((1 + n) / (1 + df)) + 1; each row of length 1. Of more than
+    `MOST_WORDS` words, those in most texts count.
 
     Returns:
         float64 [n, words], words sorted; a text without words is all zeros; at least one column.
     """
     counts = [Counter(WORD.findall(text.lower())) for text in texts]
     found = Counter(word for each in counts for word in each)
-    column = {word: place for place, word in enumerate(sorted(found))}
+    known = sorted(found, key=lambda word: (-found[word], word))[:MOST_WORDS]
+    column = {word: place for place, word in enumerate(sorted(known))}
     vectors = torch.zeros((len(texts), max(len(column), 1)), dtype=torch.float64)
     for row, each in zip(vectors, counts, strict=True):
-        for word, count in each.items():
-            row[column[word]] = count * (math.log((1 + len(texts)) / (1 + found[word])) + 1)
+        for word in each.keys() & column.keys():
+            row[column[word]] = each[word] * (math.log((1 + len(texts)) / (1 + found[word])) + 1)
     return torch.nn.functional.normalize(vectors, dim=1)
 
 
@@ -80,5 +83,5 @@ def _first_centres(points: torch.Tensor, count: int, seed: int, start: int) -> t
 
 
 def _squares(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """Squared distances: [n, k]. By differences: equal points are exactly 0 apart."""
-    return (points[:, None] - centres[None]).square().sum(-1)
+    """Squared distances: [n, k]. By differences: equal points are exactly 0 apart. Centre by centre, for the memory."""
+    return torch.stack([(points - centre).square().sum(-1) for centre in centres], 1)

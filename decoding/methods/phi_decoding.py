@@ -9,25 +9,27 @@ from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from decoding.decode_loop import stream
-from decoding.model import Model, ModelPool, ReadSpec, Request, StopCondition
+from decoding.model import Model, ModelPool, ReadSpec, Request, StopCondition, TokenText
 from decoding.noise import Purpose, derive_seed, gumbel, noise_key, round_seed
 from decoding.recorder import watched
 from decoding.rollouts import Branches, branches_of
 from decoding.sequence import Sequence
 from decoding.steps import StepEnd, StepRule, step_marks
 from decoding.text_clusters import k_means, tf_idf
+from turnout.errors import FieldError
 from turnout.registry import MethodParams, ModelRole, method
 from turnout.types import Segment, Token
 
 SHARPNESS = 0.1  # temperature of advantages and of step log-probabilities where they are drawn from
 WIDTH, STEP, LAST = 1, 2, 3  # lanes of draws
 FINAL_CLUSTERS = 2
+MOST_AT_ONCE = 64
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -67,6 +69,13 @@ class PhiDecodingParams(MethodParams):
     rollout_temperature: Annotated[
         FiniteFloat, Field(ge=0.0, le=2.0, description="of looking ahead; steps have the request's temperature")
     ] = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.beams * self.samples > MOST_AT_ONCE:
+            most = f"at most {MOST_AT_ONCE // self.beams} with {self.beams} beams, for {MOST_AT_ONCE} steps at once"
+            raise FieldError("samples", f"{self.samples}; {most}")
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +133,11 @@ async def phi_decoding(request: Request, models: ModelPool, params: PhiDecodingP
         return
     marks = await asyncio.to_thread(step_marks, models.tokenizer, model.vocab_size, params.separators)
     await model.extend(seq, want=ReadSpec(draw=None))  # its forks share what it has cached
+    roller = model if params.roller is None else models.by_role(params.roller)
+    if roller is not model:  # rollouts find the prompt's blocks, and do not all read it at once
+        await roller.extend(seq, want=ReadSpec(draw=None))
     with branches_of(seq) as branches:
-        search = Foresight(model, models, seq, branches, params, StepEnd(marks, params.separators))
+        search = Foresight(model, roller, models.tokenizer, seq, branches, params, StepEnd(marks, params.separators))
         await search.look()
         best = await search.completed()
         request.extra["phi_decoding"] = {"steps": search.steps, "rollouts": search.rollouts, "pruned": search.pruned}
@@ -138,7 +150,8 @@ class Foresight:
 
     Args:
         model: answers.
-        models: with the one that looks ahead.
+        roller: looks ahead.
+        tokenizer: theirs.
         seq: the request's.
         branches: of it.
         params: of the method.
@@ -154,17 +167,18 @@ class Foresight:
     def __init__(
         self,
         model: Model,
-        models: ModelPool,
+        roller: Model,
+        tokenizer: TokenText,
         seq: Sequence,
         branches: Branches,
         params: PhiDecodingParams,
         end: StepEnd,
     ) -> None:
         self.model = model
-        self.roller = model if params.roller is None else models.by_role(params.roller)
+        self.roller = roller
         self.params = params
         self.steps = self.rollouts = self.pruned = 0
-        self._tokenizer = models.tokenizer
+        self._tokenizer = tokenizer
         self._branches = branches
         self._seed = seq.seed
         self._until = StopCondition((StepRule(end),), params.max_step_tokens) | watched()
@@ -177,7 +191,7 @@ class Foresight:
             candidates = await self._drawn()
             kept = self._wide(candidates)
             await self._foresee(kept)
-            agreed = self._take(kept, candidates)
+            agreed = await self._take(kept, candidates)
 
     async def _drawn(self) -> list[Candidate]:
         """Next steps of all beams; one that has ended stays as it is."""
@@ -217,7 +231,7 @@ class Foresight:
             each.value, each.foreseen, each.rolled = mean_logprob(tokens), self._text(tokens), True
         self._branches.drop(forks)
 
-    def _take(self, kept: list[Candidate], candidates: list[Candidate]) -> bool:
+    async def _take(self, kept: list[Candidate], candidates: list[Candidate]) -> bool:
         """Make beams of as many candidates; return whether foresight is over."""
         count, key = self.params.beams, noise_key(self._seed, self.steps, Purpose.SELECT, STEP)
         better = [each for each in kept if each.rolled and each.advantage > 0]
@@ -227,18 +241,18 @@ class Foresight:
             logits = torch.tensor([each.advantage for each in kept], dtype=torch.float64) / SHARPNESS
             chosen = [kept[place] for place in drawn_without_replacement(logits, count, key)]
         else:
-            labels = k_means(tf_idf([each.foreseen for each in better]), self.params.clusters, key)
+            labels = await asyncio.to_thread(alike, [each.foreseen for each in better], self.params.clusters, key)
             shares = cluster_shares(labels)
             logits = combined([each.advantage for each in better], shares).log()
             chosen = [better[place] for place in drawn_without_replacement(logits, count, key)]
             agreed = max(shares) > self.params.agreement and self.steps >= self.params.min_steps
-        alike = count > 1 and len({each.step for each in chosen}) == 1
+        same = count > 1 and len({each.step for each in chosen}) == 1
         before = [each.seq for each in self.beams]
         self.beams = [Beam(each.seq, each.value) for each in chosen]
         left = {each.seq for each in self.beams}
         gone = dict.fromkeys([*before, *(each.seq for each in candidates)])
         self._branches.drop([each for each in gone if each not in left])
-        return agreed or alike
+        return agreed or same
 
     async def completed(self) -> Sequence:
         """Complete all beams, and draw one."""
@@ -252,7 +266,7 @@ class Foresight:
             found.append(Candidate(fork, beam.value, 0.0, "", mean_logprob(tokens), self._text(tokens), True))
         ended = [Candidate(each.seq, each.value, 0.0, "", each.value) for each in self.beams if each.seq.finished]
         key = noise_key(self._seed, self.params.max_steps, Purpose.SELECT, LAST)
-        return final_choice(found + ended, key).seq
+        return (await asyncio.to_thread(final_choice, found + ended, key)).seq
 
     def _text(self, tokens: Items[Token]) -> str:
         return self._tokenizer.decode(token.id for token in tokens)
@@ -282,6 +296,11 @@ def pruned_in_width(likelihoods: list[float], sigma: float, least: int, key: int
     return sorted(kept)
 
 
+def alike(texts: Items[str], clusters: int, key: int) -> list[int]:
+    """Return the cluster of each text by its words; of many long ones that takes a while."""
+    return k_means(tf_idf(texts), clusters, key)
+
+
 def cluster_shares(labels: Items[int]) -> list[float]:
     """Return, for each member, the share of all that is in its cluster."""
     sizes = Counter(labels)
@@ -304,7 +323,7 @@ def final_choice(found: Items[Candidate], key: int) -> Candidate:
     """Draw a completed answer: of the larger one of two clusters of those with an advantage, by it; else of all."""
     better = [each for each in found if each.rolled and each.advantage > 0]
     if better:
-        labels = k_means(tf_idf([each.foreseen for each in better]), FINAL_CLUSTERS, key)
+        labels = alike([each.foreseen for each in better], FINAL_CLUSTERS, key)
         largest = Counter(labels).most_common(1)[0][0]
         better = [each for each, label in zip(better, labels, strict=True) if label == largest]
     else:

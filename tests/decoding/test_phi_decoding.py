@@ -24,7 +24,7 @@ from decoding.methods.phi_decoding import (
 from decoding.model import Request, StopCondition
 from decoding.rollouts import branches_of
 from decoding.sequence import Sequence
-from decoding.text_clusters import k_means, tf_idf
+from decoding.text_clusters import MOST_WORDS, k_means, tf_idf
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
 from turnout.types import SamplingParams
@@ -226,6 +226,15 @@ def test_vectors_are_those_of_scikit_learn() -> None:
     assert tf_idf(["", ""]).shape == (2, 1)
 
 
+def test_of_many_words_those_in_most_texts_count() -> None:
+    texts = [f"{' '.join(f'{name}{place}' for place in range(3000))} common shared {name}" for name in "abc"]
+    vectors = tf_idf(texts)
+    assert vectors.shape == (3, MOST_WORDS)
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(3, dtype=torch.float64))
+    in_all = vectors[:, (vectors > 0).all(0)]
+    assert in_all.shape == (3, 2)
+
+
 def test_clusters_are_the_best_partition() -> None:
     """By enumeration: no partition into as many parts has less squared distance to its means."""
     for seed in range(8):
@@ -274,6 +283,7 @@ async def test_branches_of_branches_are_charged_once() -> None:
     [
         ("beams", 0),
         ("samples", 99),
+        ("samples", 17),
         ("sigma", math.nan),
         ("agreement", -0.1),
         ("separators", []),
