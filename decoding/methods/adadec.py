@@ -75,6 +75,9 @@ async def adadec(request: Request, models: ModelPool, params: AdadecParams) -> A
     if params.separators and params.look_ahead:
         marks = await asyncio.to_thread(step_marks, models.tokenizer, roller.vocab_size, params.separators)
         rules = (StepRule(StepEnd(marks, params.separators)),)
+    for rule in rules:  # a line may have begun before a pause
+        for each in seq.answer:
+            rule.end.feed(each)
     want = ReadSpec(entropy=True, top=params.candidates, top_processed=params.candidates) | reported(seq)
     pauses = 0
     while not seq.finished:
@@ -89,6 +92,8 @@ async def adadec(request: Request, models: ModelPool, params: AdadecParams) -> A
             kept = await _ranked_anew(model, roller, seq, best, params.look_ahead, rules)
             token = chosen_among(seq, row, kept, dict(row.top).get(kept, dict(best)[kept]), model.name)
         seq.append(token, model.num_parameters)
+        for rule in rules:
+            rule.end.feed(token.id)
         yield Segment((token,), "finish" if seq.finished else "max_tokens")
     request.extra["adadec"] = {"pauses": pauses}
     finish(request, watching, values)
@@ -110,7 +115,7 @@ async def _ranked_anew(
         seq: nothing is appended to it.
         best: tokens with their log-probabilities, nats, the greatest first.
         look_ahead: most tokens after each.
-        rules: where looking ahead ends at the latest.
+        rules: where looking ahead ends at the latest; they have seen the answer.
     """
     if roller is not model:  # its forks share what it reads of the answer
         await roller.extend(seq, want=ReadSpec(draw=None))

@@ -116,6 +116,32 @@ async def test_a_look_ahead_that_ends_with_the_line_is_divided_by_its_own_length
     assert await first(**{**options, "look_ahead": 1}, separators=["\n"]) == (B, 1 + 3)
 
 
+@pytest.mark.parametrize(("begun", "kept"), [(4, LINE), (LINE, A)])
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_line_that_began_before_the_pause_ends_with_a_candidate(begun: int, kept: int, resumed: bool) -> None:
+    """The line's end has -0.8, and -2 for each token of the next line; a has -0.7 and -1: (-0.7 - 4) / 5 = -0.94.
+
+    Where no line has begun, there is none to end: (-0.8 - 4 * 2) / 5 = -1.76.
+    """
+
+    def logits(tokens: list[int]) -> torch.Tensor:
+        probs = torch.full((VOCAB,), 1e-9)
+        if len(tokens) == 2:
+            probs[begun] = 1.0
+        elif len(tokens) == 3:
+            probs[A], probs[LINE] = math.exp(-0.7), math.exp(-0.8)
+            probs[7] = 1 - float(probs[A] + probs[LINE])
+        else:
+            probs = spread(5, -2.0 if tokens[3] == LINE else -1.0 if tokens[3] == A else -3.0)
+        return probs.log()
+
+    given = {"begun": [begun]} if resumed else {}
+    seq = await write(
+        TableModel("large", logits, VOCAB), threshold=1.0, look_ahead=4, sampling={"max_tokens": 9}, **given
+    )
+    assert seq.tokens[2:4] == [begun, kept]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("look_ahead", [1, 3])
 async def test_each_pause_keeps_the_best_mean_found_by_hand_and_costs_its_look_ahead(
