@@ -135,9 +135,9 @@ async def test_a_line_that_began_before_the_pause_ends_with_a_candidate(begun: i
             probs = spread(5, -2.0 if tokens[3] == LINE else -1.0 if tokens[3] == A else -3.0)
         return probs.log()
 
-    given = {"begun": [begun]} if resumed else {}
+    given = [begun] if resumed else []
     seq = await write(
-        TableModel("large", logits, VOCAB), threshold=1.0, look_ahead=4, sampling={"max_tokens": 9}, **given
+        TableModel("large", logits, VOCAB), threshold=1.0, look_ahead=4, sampling={"max_tokens": 9}, begun=given
     )
     assert seq.tokens[2:4] == [begun, kept]
 
