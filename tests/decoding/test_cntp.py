@@ -13,6 +13,7 @@ from decoding.fakes import ListText, TableModel, pair
 from decoding.methods.cntp import CntpParams
 from decoding.model import ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed, round_seed
+from decoding.rollouts import branches_of
 from decoding.sequence import Sequence
 from turnout.errors import TurnoutError
 from turnout.registry import get_method
@@ -139,7 +140,8 @@ async def test_cancelled_while_the_others_end_with_one_that_failed_it_releases_a
             await asyncio.Event().wait()
 
     async def run() -> None:
-        async with roll(made, seq, [2, 3, 1], StopCondition(max_tokens=8)):
+        with branches_of(seq) as branches:
+            await branches.write(made, [seq] * 3, [2, 3, 1], StopCondition(max_tokens=8))
             raise AssertionError("no rollout ends")
 
     made.decode = decode  # type: ignore[method-assign, assignment]
