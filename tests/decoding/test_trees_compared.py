@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from decoding.fakes import TableModel
@@ -29,6 +30,7 @@ CHAIN = {"drafter": "model_chain", "verifier": "rejection"}
 APART = {"drafter": {"name": "model_sequences", "sequences": 3}, "verifier": "spectr"}
 
 
+@pytest.mark.exactness
 async def test_draws_without_replacement_are_worth_more_the_further_the_draft_is_from_the_target(
     run: Any, make_model: Callable[..., TableModel]
 ) -> None:
@@ -77,6 +79,7 @@ def knowing_draft() -> tuple[TableModel, TableModel]:
     return small, large
 
 
+@pytest.mark.exactness
 async def test_a_grown_tree_beats_every_fixed_shape_of_its_size_and_most_on_mixed_prompts(run: Any) -> None:
     small, large = knowing_draft()
     prompts = [(kind, a, b) for kind in (SHARP, FLAT) for a in range(6) for b in (1, 7)]

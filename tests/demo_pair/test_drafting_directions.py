@@ -21,6 +21,8 @@ from turnout.types import SamplingParams
 
 MOST_TOKENS = 48
 
+pytestmark = pytest.mark.exactness  # averages over many rounds of the demo pair
+
 
 async def tokens_per_round(pool: LocalPool, drafter: Drafter, prompt: tuple[int, ...], depth: int, nodes: int) -> float:
     """Tokens of an answer for each verification, that which reads the prompt included."""
