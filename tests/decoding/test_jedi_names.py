@@ -25,6 +25,12 @@ box = Box()
 """
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take seconds for the first question; none here hangs that is not meant to."""
+    monkeypatch.setattr(provider, "HUNG_S", 120.0)
+
+
 async def names(code: str, **params: object) -> list[str]:
     made = Jedi(JediParams.model_validate(params))
     try:
