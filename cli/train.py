@@ -16,7 +16,20 @@ import typer
 import cli
 from cli.artifact_output import keep
 from cli.output import print_json, print_table, shown_progress
-from cli.train_options import AsJson, Config, MaxTokens, Out, Seed, Temperature, check_artifact, configured_model
+from cli.train_options import (
+    AsJson,
+    BatchSize,
+    Config,
+    LearningRate,
+    MaxTokens,
+    ModelName,
+    Out,
+    Seed,
+    Steps,
+    Temperature,
+    check_artifact,
+    configured_model,
+)
 
 if TYPE_CHECKING:
     from training.head_runs import Plan, Trained
@@ -32,19 +45,10 @@ for found in pkgutil.iter_modules(cli.__path__):
     if found.name.startswith("train_") and found.name != "train_options":
         import_module(f"cli.{found.name}").register(app)
 
-ModelName = Annotated[
-    str,
-    typer.Option(
-        help="Which model: small or large of the first pool, a configured name, or a path as in models.NAME.path."
-    ),
-]
 Prompts = Annotated[
     Path | None, typer.Option(help="Text file, a question a line, every eighth held out; absent: the demo's problems.")
 ]
 Count = Annotated[int, typer.Option(min=8, help="Questions used.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Places in the answers that a step learns from.")]
-LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")]
 Soft = Annotated[bool, typer.Option("--soft", help="Learn the model's probabilities instead of the tokens it drew.")]
 Blocks = Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")]
 OwnMatrices = Annotated[

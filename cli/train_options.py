@@ -24,9 +24,18 @@ Out = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(help="Configuration file; absent: the demo models.")]
 Pool = Annotated[str | None, typer.Option(help="Which pool of it; absent: the first.")]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        help="Which model: small or large of the first pool, a configured name, or a path as in models.NAME.path."
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Longest answer, tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the examples.")]
+Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Places in the answers that a step learns from.")]
+LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of answers, splits, weights and order.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

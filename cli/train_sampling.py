@@ -12,7 +12,18 @@ import typer
 
 from cli.artifact_output import keep
 from cli.output import print_json, shown_progress
-from cli.train_options import AsJson, Config, Out, Seed, check_artifact, configured_model
+from cli.train_options import (
+    AsJson,
+    BatchSize,
+    Config,
+    LearningRate,
+    ModelName,
+    Out,
+    Seed,
+    Steps,
+    check_artifact,
+    configured_model,
+)
 from turnout.errors import invalid
 
 if TYPE_CHECKING:
@@ -20,20 +31,11 @@ if TYPE_CHECKING:
     from training.autodeco import AutoDecoRecipe, TrainedHeads
     from turnout.config import ModelConfig, TurnoutConfig
 
-ModelName = Annotated[
-    str,
-    typer.Option(
-        help="Which model: small or large of the first pool, a configured name, or a path as in models.NAME.path."
-    ),
-]
 Texts = Annotated[
     Path | None,
     typer.Option(help='File with a text a line, {"prompt": "...", "answer": "..."}; absent: worked arithmetic.'),
 ]
 Count = Annotated[int, typer.Option(min=8, help="Texts used, every eighth of them to measure.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Places in the answers that a step learns from.")]
-LearningRate = Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")]
 Inner = Annotated[int, typer.Option(min=1, max=4096, help="Width of the heads' hidden layers.")]
 
 

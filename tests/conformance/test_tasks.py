@@ -1,4 +1,4 @@
-"""Every task: its result fits its schema, is the same among others, and whoever is cancelled leaves nothing behind."""
+"""Every task: its result fits its schema, is the same among others, and is gone when it is cancelled."""
 
 from __future__ import annotations
 

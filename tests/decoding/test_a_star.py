@@ -227,7 +227,7 @@ async def test_a_fault_of_the_scorer_releases_all(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("samples", 0),
-        ("scorer", "nobody"),
+        ("scorer", "unknown"),
         ("step_cost", "all"),
         ("max_scores", 0),
         ("max_scores", 1 << 20),

@@ -90,7 +90,7 @@ def spelled(report: dict[str, Any]) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("merge", ["zip", "one"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_lattice_of_equal_lengths_holds_all_answers_those_of_the_beam_too(seed: int, merge: str) -> None:
-    """A model that reads two tokens goes on alike after equal ones: fewer reads than beginnings stand for all."""
+    """A model of the last two tokens is read less often than there are beginnings: after equal ones it is the same."""
     made = model(seed + 80, sharp=1.0)
     beam, _, _ = await answers(made, n=4, width=4, max_tokens=5)
     asked = {"name": "lattice", "merge": merge, "suffix": 2, "distance": 1, "branches": VOCAB, "calls": 9999}

@@ -296,4 +296,4 @@ async def test_bad_parameters_are_refused(name: str, value: Any) -> None:
     assert caught.value.field is not None
     assert caught.value.field.startswith(f"method.params.{name}")
     with pytest.raises(TurnoutError, match="role"):
-        await write(dead_end(), {"roller": "nobody"})
+        await write(dead_end(), {"roller": "unknown"})

@@ -145,7 +145,7 @@ async def test_answers_follow_the_enumerated_law(particles: int, below: float) -
 
     expected, estimates = enumerated(particles, below)
     assert p_value(expected) > 1e-3
-    assert p_value(normalised(law())) < 1e-4, "few particles are told from many"
+    assert p_value(normalised(law())) < 1e-4, "the laws of few and of many particles differ"
     if particles > 1:
         assert p_value(enumerated(1, 0.5)[0]) < 1e-4, "and from a mask"
     fits = np.exp([each.extra[MEASURES]["smc_log_fits"] for each in found])

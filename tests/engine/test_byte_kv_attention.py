@@ -20,6 +20,7 @@ from engine.backends.native.stack import NativeStack
 from engine.cache.kv_formats import SCALE_BYTES, quantize
 from engine.cache.paged_kv import PagedKV
 from engine.forward_check import CHECK_CHUNKS, our_logits
+from engine.loaded_model import LoadedModel
 from engine.loading import prepare
 from tests.engine.families import Family, Member, families, inputs, sinks_of
 from tests.engine.kernel_builds import every_build as every_build
@@ -118,6 +119,19 @@ def test_one_wrong_scale_would_be_seen(step: Any, half: int, dtype: torch.dtype)
     assert torch.equal(outs[0][5], outs[1][5]), "the other sequence has no such key"
 
 
+def store_after_a_forward(plan: LoadedModel) -> PagedKV:
+    """Keys and values as the check's forward leaves them."""
+    original, made = plan.cache, list[PagedKV]()
+
+    def cache(*at: Any) -> PagedKV:
+        made.append(original(*at))
+        return made[-1]
+
+    plan.cache = cache  # type: ignore[method-assign]  # nothing else gives the store away
+    our_logits(plan, CHECK_CHUNKS, plan.vocab_size, CPU)
+    return made[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [22, 64])
 def test_the_stack_writes_the_bytes_that_torch_would(dtype: torch.dtype, dim: int) -> None:
@@ -125,12 +139,7 @@ def test_the_stack_writes_the_bytes_that_torch_would(dtype: torch.dtype, dim: in
     plans = [prepare(random_model(deepcopy(config), 3, 0.2).to(dtype)).plan for _ in range(2)]
     assert all(isinstance(plan.stack, NativeStack) for plan in plans)
     plans[1].kv_dtype = "int8"
-    stores = []
-    for plan in plans:
-        original, kept = plan.cache, list[PagedKV]()
-        plan.cache = lambda *at, make=original, kept=kept: kept.append(make(*at)) or kept[-1]  # type: ignore
-        our_logits(plan, CHECK_CHUNKS, plan.vocab_size, CPU)
-        stores.append(kept[0])
+    stores = [store_after_a_forward(plan) for plan in plans]
     written = sum(CHECK_CHUNKS)
     # The keys and values of the first layer do not depend on attention.
     expected = quantize(stores[0].layers[0][:written])

@@ -372,6 +372,6 @@ def test_prompts_of_one_tenant_keep_the_slowdown_however_many_others_decode(
     decodes = [share for share in shares if share.place < len(names)]
     assert len(decodes) == len(names)
     if owed_s:  # whatever a token of it costs
-        assert shares[-1].place == len(names), "the prompt goes on"
+        assert shares[-1].place == len(names), "the prompt is continued"
     if shares[-1].place < len(names) or shares[-1].tokens > 1:
         assert seconds(times, queue, shares) <= 1.75 * seconds(times, queue, decodes) * (1 + 1e-9)

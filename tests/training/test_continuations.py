@@ -26,7 +26,7 @@ aio = pytest.mark.asyncio(loop_scope="module")
 
 
 def passages() -> list[Passage]:
-    """Token t goes on with t + 1; elsewhere stands t + 2, or t - 1 where the text was turned around."""
+    """Token t is followed by t + 1; in other texts by t + 2, or by t - 1 where the text was reversed."""
     texts = [[2 + n % 30] * SIZE + [3 + n % 30] * SIZE + [4 + n % 30] * SIZE for n in range(COUNT)]
     return cut(texts, SIZE, seed=3)
 
