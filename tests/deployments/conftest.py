@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -108,10 +108,11 @@ def server(cluster: tuple[TurnoutConfig, Path | None]) -> RunningServer:
     return SITE.serve(cluster[0])
 
 
-def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
+def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0, seen: Sequence[object] = ()) -> None:
+    """Wait for a condition; where it does not come, say the last of what was seen."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}; {len(seen)} looks, the last: {seen[-1:]}"
         time.sleep(0.02)
 
 
@@ -145,4 +146,9 @@ def stats(server: RunningServer, pool: str = "demo") -> PoolStats:
 
 
 def assert_freed(server: RunningServer, pool: str = "demo") -> None:
-    poll(lambda: stats(server, pool).requests == 0 and stats(server, pool).used_blocks == 0, "the pool is idle")
+    def idle() -> bool:
+        held.append(stats(server, pool))
+        return held[-1].requests == 0 and held[-1].used_blocks == 0
+
+    held: list[PoolStats] = []
+    poll(idle, "the pool is idle", seen=held)
