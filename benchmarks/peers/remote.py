@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -70,7 +70,10 @@ class RemotePeer:
 
     def setup(self, setup: Setup) -> None:
         """See `Peer.setup`."""
-        self._call("setup", **asdict(setup))
+        # Optional fields as they are by default are left out: a worker of an older tree may not know them.
+        optional = {each.name: each.default for each in fields(Setup) if each.default is not MISSING}
+        given = {name: value for name, value in asdict(setup).items() if optional.get(name, MISSING) != value}
+        self._call("setup", **given)
 
     def generate(self, prompts: list[list[int]], max_tokens: int, stop_at_end: bool = False) -> Generation:
         """See `Peer.generate`.
