@@ -13,6 +13,7 @@ from benchmarks.harness import Report, command_line, note, run
 from benchmarks.peers import turns
 from benchmarks.peers.base import Setup
 from benchmarks.peers.checkpoints import SHAPES, random_checkpoint
+from benchmarks.peers.overview import STEM, overview, page_of
 from benchmarks.peers.plan import REAL_TEXT, SIDES, Side, pair_work, random_model_work, real_text_work
 from benchmarks.peers.remote import PeerError, RemotePeer
 from benchmarks.peers.table import Comparison, page
@@ -27,7 +28,7 @@ SUBJECTS = (*SHAPES, PAIR, REAL)
 PROBLEMS_PER_ROUND = 24
 BATCHES = (1, 8, 32)
 ANSWER_TOKENS = 128
-RESULT = Path("docs/results/peers.md")
+FOLDER = Path("docs/results")
 PEERS_PYTHON, VLLM_PYTHON = Path(".venv-peers/bin/python"), Path(".venv-vllm/bin/python")
 
 
@@ -208,7 +209,7 @@ async def measure(options: argparse.Namespace) -> Report:
 
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
-    made = command_line(__doc__, RESULT, takes_pair=True)
+    made = command_line(__doc__, page_of(FOLDER, machine.instruction_set()), takes_pair=True)
     made.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=[*SHAPES, PAIR])
     made.add_argument("--engines", nargs="+", choices=sorted(SIDES), default=list(SIDES))
     made.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -219,5 +220,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure; a page that is saved comes with the one of all machines next to it."""
     run(parser(), measure)
+    if together := overview(FOLDER):
+        (FOLDER / f"{STEM}.md").write_text(together, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

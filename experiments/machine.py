@@ -25,9 +25,17 @@ def one_line(machine: dict[str, str]) -> str:
 
 
 def _processor() -> str:
+    return f"{_cpuinfo().get('model name', platform.machine())} ({instruction_set()})"
+
+
+def instruction_set() -> str:
+    """Return what this machine's processor multiplies with, see `vectors`."""
+    return vectors(_cpuinfo().get("flags", ""))
+
+
+def _cpuinfo() -> dict[str, str]:
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    found = {name.strip(): value.strip() for name, _, value in lines}
-    return f"{found.get('model name', platform.machine())} ({vectors(found.get('flags', ''))})"
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def _gpu(device: str) -> str:

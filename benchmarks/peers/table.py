@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,7 @@ def page(comparison: Comparison) -> Report:
         {name: partial(lambda of, row: getattr(row, of), of) for name, of in columns.items()},
     )
     report.text(_idle(comparison))
-    report.values |= comparison.as_dict()
+    report.values |= {**comparison.as_dict(), "date": f"{date.today()}"}
     return report
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_peers import Bench
+from benchmarks.peers.overview import overview, page_of
 from benchmarks.peers.plan import (
     OPENVINO,
     OURS,
@@ -127,6 +128,17 @@ def test_results_are_saved_with_every_round(tmp_path: Path) -> None:
     met = {verdict["against"]: verdict["met"] for verdict in saved["verdicts"]}
     assert met == {"OpenVINO": "yes", "generate": "not measured"}
     assert (tmp_path / "peers.md").read_text().startswith("# Turnout compared with other engines")
+
+
+def test_pages_of_machines_stand_side_by_side(tmp_path: Path) -> None:
+    assert overview(tmp_path) == ""
+    page(comparison(turnout=[12.0], OpenVINO=[10.0])).save(page_of(tmp_path, "AVX-512 BF16"))
+    page(comparison(turnout=[8.0], OpenVINO=[10.0])).save(page_of(tmp_path, "AVX2"))
+    lines = overview(tmp_path).splitlines()
+    assert "| model | work | ours | over | peers-avx2 | peers-avx512-bf16 |" in lines
+    [row] = [line for line in lines if "| OpenVINO |" in line]
+    assert [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")[-2:]] == ["0.80", "1.20"]
+    assert "not measured" not in "".join(lines)
 
 
 @pytest.mark.parametrize("name", sorted(SIDES))
