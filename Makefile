@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-schemas bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-answers bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-schemas bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -182,6 +182,9 @@ bench-switching: venv ## compare entropy_adaptive with the large model alone at 
 
 bench-routing: venv ## measure a learned router's probe against its requests, and the samples of adaptive best-of-k (BENCH_ARGS=--quick: briefly)
 	$(BIN)/python -m benchmarks.bench_routing $(BENCH_ARGS)
+
+bench-answers: real ## measure aggregators, uncertainty estimators and look-ahead programs on right and wrong answers, an hour in pieces (BENCH_ARGS="--piece uncertainty-lists")
+	$(BIN)/python -m benchmarks.answers.run $(BENCH_ARGS)
 
 bench-speculation: venv ## compare every speculative method with plain decoding, hours (BENCH_ARGS="--quick --target demo")
 	$(BIN)/turnout bench speculation $(BENCH_ARGS)

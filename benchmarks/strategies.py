@@ -26,11 +26,12 @@ Asked = Problem | Question  # of arithmetic, or with a judge of its own
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A method with parameters, under a name for the report."""
+    """A method with parameters, under a name for the report, and the temperature of its answers."""
 
     name: str
     method: str
     params: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ def _runs(tokens: tuple[TokenOut, ...]) -> int:
 
 
 async def answer(pool: LocalPool, problem: Asked, arm: Arm, number: int, max_tokens: int) -> Outcome:
-    """Answer one problem greedily; `number` seeds whatever the method draws."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=number)
+    """Answer one problem; `number` seeds whatever the method draws."""
+    sampling = SamplingParams(temperature=arm.temperature, max_tokens=max_tokens, seed=number)
     messages = (ChatMessage("user", problem.prompt),)
     call = GenerateCall(
         f"{arm.name}-{number}", pool.name, sampling, messages=messages, method=arm.method, params=arm.params

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report
+from benchmarks.harness import Report, note
 from experiments import machine
 from turnout.atomic_files import write_whole
+from turnout.errors import TurnoutError
 
 KEPT = "pieces"  # key of the JSON file
 
@@ -79,3 +81,64 @@ class Pieces:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, (json.dumps({KEPT: self.kept}, indent=2) + "\n").encode())
+
+
+async def measure_missing(sections: Items[Section], options: Namespace) -> tuple[Pieces, dict[str, str]]:
+    """Measure the pieces that are asked for or not there, each kept at once.
+
+    Args:
+        sections: with all pieces.
+        options: `piece` names those to measure, None: all; `again`: also those that are there; `out`: the page.
+
+    Returns:
+        All pieces that are there, and by piece why it could not be measured.
+
+    Raises:
+        TurnoutError: a piece that was named cannot be measured here.
+    """
+    pieces = Pieces.read(options.out and options.out.with_suffix(".json"))
+    failed: dict[str, str] = {}
+    for section in sections:
+        for name in section.pieces:
+            if options.piece and name not in options.piece:
+                continue
+            if pieces.has(name, section.setting(options)) and not options.again:
+                note(f"{name}: measured already")
+                continue
+            note(name)
+            try:
+                await pieces.measure(name, section, options)
+            except TurnoutError as error:
+                if options.piece:
+                    raise
+                failed[name] = error.message
+                note(f"{name}: {error.message}")
+    return pieces, failed
+
+
+def write_sections(report: Report, sections: Items[Section], pieces: Pieces, failed: Mapping[str, str]) -> None:
+    """Write all sections, what of them was not measured, and a table of the pieces; the JSON file gets the pieces.
+
+    Args:
+        report: that is written to.
+        sections: in order.
+        pieces: what was measured.
+        failed: by piece, why it could not be.
+    """
+    for section in sections:
+        report.section(section.title)
+        missing = [name for name in section.pieces if name not in pieces.kept]
+        if len(missing) < len(section.pieces):
+            section.write(report, pieces.values(section.pieces))
+        if missing:
+            reasons = [f"{name} ({failed[name]})" if name in failed else name for name in missing]
+            report.text(f"Not measured: {', '.join(reasons)}.")
+    report.section("Pieces")
+    columns = {
+        "piece": lambda row: row[0],
+        "measured": lambda row: row[1]["date"],
+        "machine": lambda row: machine.one_line(row[1]["machine"]),
+    }
+    names = [name for section in sections for name in section.pieces if name in pieces.kept]
+    report.table(None, [(name, pieces.kept[name]) for name in names], columns)
+    report.values[KEPT] = pieces.kept

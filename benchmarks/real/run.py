@@ -10,12 +10,10 @@ import argparse
 from pathlib import Path
 
 from benchmarks.bench_peers import PEERS_PYTHON, VLLM_PYTHON
-from benchmarks.harness import Report, command_line, note, run
+from benchmarks.harness import Report, command_line, run
 from benchmarks.real import equality, speculation, speed, switching
-from benchmarks.real.pieces import KEPT, Pieces
+from benchmarks.real.pieces import Pieces, measure_missing, write_sections
 from experiments import real_model
-from experiments.machine import one_line
-from turnout.errors import TurnoutError
 
 RESULT = Path("docs/results/real.md")
 SECTIONS = (equality.SECTION, speed.SECTION, speculation.SECTION, switching.SECTION)
@@ -28,23 +26,7 @@ async def measure(options: argparse.Namespace) -> Report:
     Raises:
         TurnoutError: a piece that was named cannot be measured here.
     """
-    pieces = Pieces.read(options.out and options.out.with_suffix(".json"))
-    failed: dict[str, str] = {}
-    for section in SECTIONS:
-        for name in section.pieces:
-            if name not in (options.piece or NAMES):
-                continue
-            if pieces.has(name, section.setting(options)) and not options.again:
-                note(f"{name}: measured already")
-                continue
-            note(name)
-            try:
-                await pieces.measure(name, section, options)
-            except TurnoutError as error:
-                if options.piece:
-                    raise
-                failed[name] = error.message
-                note(f"{name}: {error.message}")
+    pieces, failed = await measure_missing(SECTIONS, options)
     return page(pieces, failed)
 
 
@@ -62,26 +44,8 @@ def page(pieces: Pieces, failed: dict[str, str]) -> Report:
         " machine"
         " or date, the last table says so.",
     )
-    for section in SECTIONS:
-        report.section(section.title)
-        missing = [name for name in section.pieces if name not in pieces.kept]
-        if len(missing) < len(section.pieces):
-            section.write(report, pieces.values(section.pieces))
-        if missing:
-            report.text("Not measured: " + ", ".join(_reason(name, failed) for name in missing) + ".")
-    report.section("Pieces")
-    columns = {
-        "piece": lambda row: row[0],
-        "measured": lambda row: row[1]["date"],
-        "machine": lambda row: one_line(row[1]["machine"]),
-    }
-    report.table(None, [(name, pieces.kept[name]) for name in NAMES if name in pieces.kept], columns)
-    report.values[KEPT] = pieces.kept
+    write_sections(report, SECTIONS, pieces, failed)
     return report
-
-
-def _reason(name: str, failed: dict[str, str]) -> str:
-    return f"{name} ({failed[name]})" if name in failed else name
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""Aggregators, uncertainty estimators and look-ahead programs: whether they tell right answers from wrong ones."""
