@@ -23,7 +23,7 @@ from turnout.types import SamplingParams
 SIZES = (1, 4, 8)
 MAX_TOKENS = 24
 AT_ONCE = 4
-JUDGES = ("final_answer", "asked")
+QUESTIONS, ASKED = "real-questions", "real-asked"
 VOTES = ("majority", "self_certainty")
 
 
@@ -44,13 +44,15 @@ async def votes(pool: LocalPool, questions: list[Question], sizes: tuple[int, ..
 
 
 async def measure(name: str, options: Namespace) -> Values:
-    """The questions."""
+    """The questions: doubts and votes; or the doubt of the judge that is asked, which takes longest."""
     questions = short_questions(options.questions)
     pool = LocalPool.load(real_model.POOL, real_model.alone())
     try:
         note(f"{len(questions)} questions to {real_model.TITLE}")
-        parts = uncertainty.choices({}, JUDGES)
-        doubts = await uncertainty.doubts_of(pool, questions, parts, SIZES[-1], MAX_TOKENS)
+        if name == ASKED:
+            parts = {"semantic_entropy, asked": PartChoice.of("semantic_entropy", judge="asked")}
+            return await uncertainty.doubts_of(pool, questions, parts, SIZES[-1], MAX_TOKENS)
+        doubts = await uncertainty.doubts_of(pool, questions, uncertainty.choices({}), SIZES[-1], MAX_TOKENS)
         note("votes")
         return {**doubts, "votes": await votes(pool, questions, SIZES)}
     finally:
@@ -58,16 +60,23 @@ async def measure(name: str, options: Namespace) -> Values:
 
 
 def write(report: Report, pieces: Mapping[str, Values]) -> None:
-    """A table of the doubts, and one of the votes."""
-    for values in pieces.values():
-        report.text(
-            f"{real_model.TITLE} in bfloat16 answers {values['prompts']} bundled questions (capitals, opposites, sums,"
-            " things that everybody knows; `benchmarks/answers/questions.jsonl`), greedily; semantic entropy has the"
-            f" judge `final_answer`, or `asked`: the model itself. {values['samples']} samples at temperature 1. The"
-            " trained estimators are left out: their recipe needs more prompts than there are."
-        )
+    """Tables of the doubts, and one of the votes."""
+    for name, values in pieces.items():
+        if name == ASKED:
+            report.text(
+                "The same, with the model itself as the judge of entailment; each different text is compared with the"
+                " first member of each cluster:"
+            )
+        else:
+            report.text(
+                f"{real_model.TITLE} in bfloat16 answers {values['prompts']} bundled questions greedily (capitals,"
+                " opposites, sums, products, facts; `benchmarks/answers/questions.jsonl`), with"
+                f" {values['samples']} samples at temperature 1. The trained estimators are left out: their recipe"
+                " needs more prompts than there are."
+            )
         uncertainty.write_areas(report, values)
-        _votes(report, values["votes"])
+        if "votes" in values:
+            _votes(report, values["votes"])
 
 
 def _votes(report: Report, rows: list[Values]) -> None:
@@ -94,5 +103,5 @@ def _votes(report: Report, rows: list[Values]) -> None:
 
 
 SECTION = Section(
-    real_model.TITLE, ("real-questions",), measure, lambda options: {"questions": options.questions}, write
+    real_model.TITLE, (QUESTIONS, ASKED), measure, lambda options: {"questions": options.questions}, write
 )

@@ -37,22 +37,20 @@ class Draws(SampledUncertainty):
         raise NotImplementedError
 
 
-def choices(artifacts: Mapping[str, str], judges: tuple[str, ...] = ("final_answer",)) -> dict[str, PartChoice]:
+def choices(artifacts: Mapping[str, str]) -> dict[str, PartChoice]:
     """Estimators that are compared, by name on the page.
 
     Args:
         artifacts: of those that were trained.
-        judges: of entailment, for semantic entropy.
     """
-    found = {}
-    for judge in judges:
-        ending = "" if judge == judges[0] else f", {judge}"
-        found[f"semantic_entropy{ending}"] = PartChoice.of("semantic_entropy", judge=judge)
-        found[f"semantic_entropy, discrete{ending}"] = PartChoice.of(
-            "semantic_entropy", judge=judge, estimator="discrete"
-        )
-    found |= {"snne": PartChoice(name="snne"), "snne, chrf": PartChoice.of("snne", similarity="chrf")}
-    return found | {name: PartChoice.of(name, artifact=artifact) for name, artifact in artifacts.items()}
+    judge = "final_answer"
+    return {
+        "semantic_entropy": PartChoice.of("semantic_entropy", judge=judge),
+        "semantic_entropy, discrete": PartChoice.of("semantic_entropy", judge=judge, estimator="discrete"),
+        "snne": PartChoice(name="snne"),
+        "snne, chrf": PartChoice.of("snne", similarity="chrf"),
+        **{name: PartChoice.of(name, artifact=artifact) for name, artifact in artifacts.items()},
+    }
 
 
 async def doubts_of(

@@ -194,4 +194,4 @@ async def test_a_piece_is_measured_again_only_in_another_setting(
     await run.measure(parse(run.parser(), ["--out", out]))
     assert measured == list(run.NAMES)
     await run.measure(parse(run.parser(), ["--out", out, "--questions", "9", "--probing", "64"]))
-    assert measured[len(run.NAMES) :] == ["uncertainty-arithmetic", "uncertainty-lists", "real-questions"]
+    assert measured[len(run.NAMES) :] == ["uncertainty-arithmetic", "uncertainty-lists", "real-questions", "real-asked"]
