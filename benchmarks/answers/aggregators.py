@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.answers.drawing import chosen, drawn, new_sequence
 from benchmarks.answers.figures import difference, numbers, sentences, written
-from benchmarks.answers.prompts import TASKS, asked, others, question
-from benchmarks.answers.trained import ROLE, load, rankers
+from benchmarks.answers.prompts import Case, others, question
+from benchmarks.answers.trained import load, rankers
 from benchmarks.harness import Report, note, signed
 from benchmarks.real.pieces import Section, Values
 from benchmarks.strategies import at_once
@@ -95,18 +95,18 @@ class Row:
         }
 
 
-async def tuned(pool: LocalPool, task: str, count: int, sampling: SamplingParams) -> list[float]:
+async def tuned(pool: LocalPool, case: Case, count: int, sampling: SamplingParams) -> list[float]:
     """Weights of nbest, by the accuracy of what it shows on other prompts."""
     parts = [make_valued(part, "terms") for part in TERMS]
     for part in parts:
         part.check(pool.model_pool)
 
     async def one(number: int, each: Question) -> Scored:
-        async with drawn(pool, each, number, sampling, TUNING_SIZE) as found:
+        async with drawn(pool, each, number, sampling, TUNING_SIZE, case.role) as found:
             columns = [await part.values(found.first(TUNING_SIZE)) for part in parts]
             return Scored(tuple(zip(*columns, strict=True)), tuple(found.right.tolist()))
 
-    problems = [question(task, problem) for problem in others(task, count)]
+    problems = [question(case.task, problem) for problem in others(case.task, count)]
     inputs = await at_once((one(*each) for each in enumerate(problems)), PROMPTS_AT_ONCE)
     return tune_weights(inputs)[0]
 
@@ -122,19 +122,25 @@ async def adaptive(pool: LocalPool, policies: list[AdaptiveBestOfPolicy], prompt
     return [int(decision.scores["samples"]) for decision in decisions]
 
 
-def policies_of(pool: LocalPool, most: int) -> list[AdaptiveBestOfPolicy]:
+def policies_of(pool: LocalPool, role: str, most: int) -> list[AdaptiveBestOfPolicy]:
     """Adaptive best-of-k (paper #45) by the shipped artifact, one for each average that `most` allows."""
     made = []
     for average in AVERAGES:
         if average < most:
-            params = {"artifact": "samples", "model": ROLE, "average": average, "most": most}
+            params = {"artifact": "samples", "model": role, "average": average, "most": most}
             made.append(AdaptiveBestOfPolicy(AdaptiveBestOfPolicy.Params.model_validate(params)))
             made[-1].check(pool.model_pool)
     return made
 
 
 async def served(
-    pool: LocalPool, asked: Question, seed: int, sampling: SamplingParams, rerank: PartChoice, size: int
+    pool: LocalPool,
+    asked: Question,
+    seed: int,
+    sampling: SamplingParams,
+    rerank: PartChoice,
+    size: int,
+    role: str = "large",
 ) -> tuple[str, int]:
     """Ask the pool for the same choice: text, and tokens written, discarded ones included."""
     call = GenerateCall(
@@ -143,7 +149,7 @@ async def served(
         sampling.model_copy(update={"seed": seed}),
         messages=(ChatMessage("user", asked.prompt),),
         method="best_of",
-        params={"model": ROLE, "k": size, "rerank": rerank.model_dump(mode="json")},
+        params={"model": role, "k": size, "rerank": rerank.model_dump(mode="json")},
     )
     text, tokens = "", 0
     async for event in pool.generate(call):
@@ -154,12 +160,20 @@ async def served(
     return text, tokens
 
 
+def checked(pool: LocalPool, part: PartChoice) -> Aggregator:
+    """Make an aggregator, with its artifact opened."""
+    made = make_aggregator(part)
+    made.check(pool.model_pool)
+    return made
+
+
 async def compare(
     pool: LocalPool,
     questions: list[Question],
     parts: Mapping[str, PartChoice],
     sizes: tuple[int, ...],
     policies: list[AdaptiveBestOfPolicy],
+    role: str = "large",
 ) -> Values:
     """Draw candidates of each prompt once, and let every aggregator choose among the first of them.
 
@@ -169,10 +183,9 @@ async def compare(
         parts: by name; majority is among them.
         sizes: numbers of samples, rising from 1.
         policies: of adaptive numbers.
+        role: of the model that answers.
     """
-    made: dict[str, Aggregator] = {name: make_aggregator(part) for name, part in parts.items()}
-    for part in made.values():
-        part.check(pool.model_pool)
+    made = {name: checked(pool, part) for name, part in parts.items()}
     rows = {(name, size): Row(name, size) for name in (*parts, ANY) for size in sizes[1:]}
     single = Row("one sample", 1)
     shares = [Row(f"adaptive, {policy.params.average:g} on average", 0.0) for policy in policies]
@@ -183,7 +196,7 @@ async def compare(
 
     async def one(number: int, each: Question) -> None:
         given = await adaptive(pool, policies, each.prompt, number)
-        async with drawn(pool, each, number, sampling, sizes[-1]) as found:
+        async with drawn(pool, each, number, sampling, sizes[-1], role) as found:
             picked = {key: await chosen(made[key[0]], found, key[1]) for key in rows if key[0] != ANY}
             by_need = [await chosen(made[MAJORITY], found, count) for count in given]
         counts.append(given)
@@ -198,7 +211,7 @@ async def compare(
             size = max(size for size in sizes if size <= SERVED_SIZE)
             for name, part in parts.items():
                 place, expected = picked[name, size]
-                text, spent = await served(pool, each, number, sampling, part, size)
+                text, spent = await served(pool, each, number, sampling, part, size, role)
                 same[name].append(float(text.strip() == found.group.answers[place].text.strip()))
                 tokens[name].append(spent / expected)
 
@@ -217,17 +230,19 @@ async def compare(
 
 async def measure(name: str, options: Namespace) -> Values:
     """One task."""
-    task = name.removeprefix("aggregators-")
+    case = Case.of(name)
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
     pool = load(options.artifacts)
     try:
-        artifacts, missing = await rankers(pool, options.artifacts, options.training)
+        artifacts, missing = await rankers(pool, options.artifacts, case.role, options.training)
         note(f"tuning nbest on {options.tuning} other prompts")
-        weights = await tuned(pool, task, options.tuning, sampling)
-        questions = [question(task, problem) for problem in asked(task, options.prompts)]
-        note(f"{len(questions)} prompts of {task}, {options.samples} samples each")
+        weights = await tuned(pool, case, options.tuning, sampling)
+        questions = case.questions(options.prompts)
+        note(f"{len(questions)} prompts, {case.title}, {options.samples} samples each")
         sizes = tuple(size for size in SIZES if size <= options.samples)
-        found = await compare(pool, questions, choices(weights, artifacts), sizes, policies_of(pool, sizes[-1]))
+        found = await compare(
+            pool, questions, choices(weights, artifacts), sizes, policies_of(pool, case.role, sizes[-1]), case.role
+        )
         return {**found, "weights": weights, "missing": missing}
     finally:
         await pool.close()
@@ -236,7 +251,7 @@ async def measure(name: str, options: Namespace) -> Values:
 def write(report: Report, pieces: Mapping[str, Values]) -> None:
     """A table for each task, and what helps."""
     report.text(
-        f"The large demo model answers at temperature {TEMPERATURE:g}; the candidates of a prompt are drawn once, with"
+        f"A demo model answers at temperature {TEMPERATURE:g}; the candidates of a prompt are drawn once, with"
         " the seeds of `best_of`, and every aggregator chooses among the first k of them. Tokens are those written for"
         " a prompt, discarded ones included; an aggregator that stops early is charged as if all its samples were"
         " written one token a step. Differences are means over prompts with 95% bootstrap intervals that draw both"
@@ -246,14 +261,14 @@ def write(report: Report, pieces: Mapping[str, Values]) -> None:
         " is tuned on others, the reward model is the shipped one, of arithmetic."
     )
     for name, values in pieces.items():
-        _task(report, name.removeprefix("aggregators-"), values)
+        _task(report, Case.of(name).title, values)
 
 
-def _task(report: Report, task: str, values: Values) -> None:
+def _task(report: Report, title: str, values: Values) -> None:
     rows = {(row["aggregator"], row["samples"]): row for row in values["rows"]}
     right = {key: numbers(row["right"]) for key, row in rows.items()}
     alone = right["one sample", 1]
-    report.text(f"**{task.capitalize()}**, {values['prompts']} held-out prompts:")
+    report.text(f"**{title}**, {values['prompts']} held-out prompts:")
     above_one: dict[str, dict[str, Interval]] = {}
     above_majority: dict[str, dict[str, Interval]] = {}
     lines = [_line("one sample", 1, alone, rows["one sample", 1]["tokens"], None, None)]
@@ -327,7 +342,7 @@ def _table(report: Report, lines: list[dict[str, Any]]) -> None:
 
 SECTION = Section(
     "Aggregators",
-    tuple(f"aggregators-{task}" for task in TASKS),
+    ("aggregators-lists-large", "aggregators-arithmetic-small", "aggregators-arithmetic-large"),
     measure,
     lambda options: {each: getattr(options, each) for each in ("prompts", "samples", "training", "tuning")},
     write,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +15,39 @@ GRADES = {"arithmetic": (3, 4, 5), "lists": (1, 2, 3, 4, 5)}
 TASKS = tuple(GRADES)
 TEST_SEED, TRAINING_SEED = 45, 46
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
-# Answers to arithmetic take some three times as long as those to lists.
+# Of the prompts, for the large model, which takes long for answers to arithmetic, and knows nearly all of them.
 SHARES = {"arithmetic": 0.4, "lists": 1.0}
 MOST = 250  # that are scored
 DRAWN = 2  # as many are drawn as are needed, because some were asked before
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a piece is about: a task, and the role of the model that answers."""
+
+    task: str
+    role: str
+
+    @classmethod
+    def of(cls, piece: str) -> Case:
+        """The case of a piece, whose name ends in task and role."""
+        _, task, role = piece.rsplit("-", 2)
+        return cls(task, role)
+
+    @property
+    def title(self) -> str:
+        """For the page."""
+        return f"{self.task.capitalize()}, {self.role} model"
+
+    def questions(self, count: int) -> list[Question]:
+        """About `count` questions that are scored; fewer to the large model where they take it long."""
+        share = SHARES[self.task] if self.role == "large" else 1.0
+        return [question(self.task, problem) for problem in asked(self.task, round(share * count))]
+
+
 def asked(task: str, count: int) -> list[Problem]:
-    """About `count` problems that are scored, all grades alike; of arithmetic fewer."""
-    return _problems(task, round(SHARES[task] * count), TEST_SEED, asked_for_shipped(task))
+    """About `count` problems that are scored, all grades alike."""
+    return _problems(task, count, TEST_SEED, asked_for_shipped(task))
 
 
 def others(task: str, count: int) -> list[Problem]:

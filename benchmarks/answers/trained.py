@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.answers.prompts import TASKS, others
+from benchmarks.answers.prompts import TASKS, Case, others
 from benchmarks.harness import note
 from decoding.uncertainty.semantic_entropy import SemanticEntropy, SemanticEntropyParams
 from pool.local_pool import LocalPool
@@ -21,17 +21,16 @@ from turnout.part_choice import PartChoice
 from turnout.types import SamplingParams
 
 POOL = "demo"
-ROLE = "large"
 SHIPPED = ("reward_model", "samples")
 PASSAGE_TOKENS = 12  # of a third of a passage: a question and its worked answer have some forty and more
 SAMPLES = 10  # of a prompt, for its semantic entropy
 
-Train = Callable[[LocalPool, list[Passage]], Awaitable[Made]]
+Train = Callable[[LocalPool, str, list[Passage]], Awaitable[Made]]
 RANKERS: dict[str, Train] = {
-    "uni_encoder": lambda pool, passages: train_uni_encoder(pool.model_pool, ROLE, passages, hidden=64),
-    "rank_gen": lambda pool, passages: train_rank_gen(pool.model_pool, ROLE, passages),
-    "daemon": lambda pool, passages: solve_daemon(
-        pool.model_pool, ROLE, passages, ["diversity", "information"], samples=4
+    "uni_encoder": lambda pool, role, passages: train_uni_encoder(pool.model_pool, role, passages, hidden=64),
+    "rank_gen": lambda pool, role, passages: train_rank_gen(pool.model_pool, role, passages),
+    "daemon": lambda pool, role, passages: solve_daemon(
+        pool.model_pool, role, passages, ["diversity", "information"], samples=4
     ),
 }
 
@@ -52,12 +51,13 @@ def load(folder: Path) -> LocalPool:
     return LocalPool.load(POOL, config.model_copy(update={"pools": {POOL: demo}}))
 
 
-async def rankers(pool: LocalPool, folder: Path, count: int) -> tuple[dict[str, str], dict[str, str]]:
+async def rankers(pool: LocalPool, folder: Path, role: str, count: int) -> tuple[dict[str, str], dict[str, str]]:
     """Train what chooses among answers from worked answers to other prompts, one passage each.
 
     Args:
         pool: frozen.
         folder: of its artifacts.
+        role: of the model that is read.
         count: passages, of all tasks together.
 
     Returns:
@@ -69,21 +69,21 @@ async def rankers(pool: LocalPool, folder: Path, count: int) -> tuple[dict[str, 
         async def work(train: Train = train) -> Made:
             problems = [problem for task in TASKS for problem in others(task, -(-count // len(TASKS)))]
             texts = [pool.tokenizer.encode(f"{problem.prompt}\n{problem.answer}") for problem in problems]
-            return await train(pool, cut(texts, PASSAGE_TOKENS, 0))
+            return await train(pool, role, cut(texts, PASSAGE_TOKENS, 0))
 
-        await _keep(folder, f"{name}-{count}", work, name, made, missing)
+        await _keep(folder, f"{name}-{role}-{count}", work, name, made, missing)
     return made, missing
 
 
 async def doubt_readers(
-    pool: LocalPool, folder: Path, task: str, count: int, max_tokens: int
+    pool: LocalPool, folder: Path, case: Case, count: int, max_tokens: int
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Train what reads doubt from hidden states, on semantic entropies of other prompts of a task.
 
     Args:
         pool: frozen.
         folder: of its artifacts.
-        task: of the prompts.
+        case: the task, and who answers and is read.
         count: prompts.
         max_tokens: of a sample.
 
@@ -99,20 +99,22 @@ async def doubt_readers(
             judge = PartChoice(name="final_answer")
             estimator = SemanticEntropy(SemanticEntropyParams(samples=SAMPLES, temperature=1.0, judge=judge))
             estimator.check(pool.model_pool)
-            prompts = [pool.tokenizer.encode_chat([ChatMessage("user", each.prompt)]) for each in others(task, count)]
+            prompts = [
+                pool.tokenizer.encode_chat([ChatMessage("user", each.prompt)]) for each in others(case.task, count)
+            ]
             sampling = SamplingParams(temperature=0.1, max_tokens=max_tokens)
             source = Source(prompts, sampling, frozenset(pool.tokenizer.eos_ids))
-            mined.append(await mine_doubts(pool.model_pool, ROLE, source, estimator))
+            mined.append(await mine_doubts(pool.model_pool, case.role, source, estimator))
         return mined[0]
 
     async def probe() -> Made:
-        return train_probe(await doubts(), pool.model_pool.by_role(ROLE), ROLE)
+        return train_probe(await doubts(), pool.model_pool.by_role(case.role), case.role)
 
     async def bottleneck() -> Made:
-        return train_bottleneck(await doubts(), pool.model_pool.by_role(ROLE), ROLE)
+        return train_bottleneck(await doubts(), pool.model_pool.by_role(case.role), case.role)
 
     for name, work in (("semantic_entropy_probe", probe), ("key_value_bottleneck", bottleneck)):
-        await _keep(folder, f"{name}-{task}-{count}", work, name, made, missing)
+        await _keep(folder, f"{name}-{case.task}-{case.role}-{count}", work, name, made, missing)
     return made, missing
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from benchmarks.answers.drawing import new_sequence
 from benchmarks.answers.figures import UNKNOWN, area_difference, area_interval, numbers, sentences, written
-from benchmarks.answers.prompts import TASKS, asked, question
-from benchmarks.answers.trained import ROLE, SAMPLES, doubt_readers, load
+from benchmarks.answers.prompts import Case
+from benchmarks.answers.trained import SAMPLES, doubt_readers, load
 from benchmarks.harness import Report, note, signed
 from benchmarks.real.pieces import Section, Values
 from benchmarks.strategies import at_once
@@ -54,7 +54,12 @@ def choices(artifacts: Mapping[str, str]) -> dict[str, PartChoice]:
 
 
 async def doubts_of(
-    pool: LocalPool, questions: list[Question], parts: Mapping[str, PartChoice], samples: int, max_tokens: int
+    pool: LocalPool,
+    questions: list[Question],
+    parts: Mapping[str, PartChoice],
+    samples: int,
+    max_tokens: int,
+    role: str = "large",
 ) -> Values:
     """Answer each prompt greedily, and measure every estimator's doubt about it with the same samples.
 
@@ -64,12 +69,13 @@ async def doubts_of(
         parts: estimators, by name.
         samples: of each prompt, at temperature 1.
         max_tokens: of an answer.
+        role: of the model that answers.
     """
     made: dict[str, Uncertainty] = {name: make_uncertainty(part) for name, part in parts.items()}
     for part in made.values():
         part.check(pool.model_pool)
     models, draws = pool.model_pool, Draws(SampledParams(samples=samples, temperature=1.0))
-    model, greedy = models.by_role(ROLE), SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    model, greedy = models.by_role(role), SamplingParams(temperature=0.0, max_tokens=max_tokens)
 
     async def one(number: int, each: Question) -> tuple[float, dict[str, float]]:
         assert each.judge is not None
@@ -99,13 +105,13 @@ async def doubts_of(
 
 async def measure(name: str, options: Namespace) -> Values:
     """One task."""
-    task = name.removeprefix("uncertainty-")
+    case = Case.of(name)
     pool = load(options.artifacts)
     try:
-        artifacts, missing = await doubt_readers(pool, options.artifacts, task, options.probing, MAX_TOKENS)
-        questions = [question(task, problem) for problem in asked(task, options.prompts)]
-        note(f"{len(questions)} prompts of {task}, {SAMPLES} samples each")
-        found = await doubts_of(pool, questions, choices(artifacts), SAMPLES, MAX_TOKENS)
+        artifacts, missing = await doubt_readers(pool, options.artifacts, case, options.probing, MAX_TOKENS)
+        questions = case.questions(options.prompts)
+        note(f"{len(questions)} prompts, {case.title}, {SAMPLES} samples each")
+        found = await doubts_of(pool, questions, choices(artifacts), SAMPLES, MAX_TOKENS, case.role)
         return {**found, "missing": missing}
     finally:
         await pool.close()
@@ -114,7 +120,7 @@ async def measure(name: str, options: Namespace) -> Values:
 def write(report: Report, pieces: Mapping[str, Values]) -> None:
     """A table for each task, and which doubts are worth something."""
     report.text(
-        "The large demo model answers greedily; doubt is measured as `abstain` does, with samples at temperature 1"
+        "A demo model answers greedily; doubt is measured as `abstain` does, with samples at temperature 1"
         " that all sampled estimators share. Area under the ROC curve: the chance that a wrong answer has more doubt"
         " than a right one; 0.5 says nothing. The probe and the key-value bottleneck read hidden states, and are"
         " trained as `turnout train` does on semantic entropies of other prompts of the task; they never see who is"
@@ -122,7 +128,7 @@ def write(report: Report, pieces: Mapping[str, Values]) -> None:
         " rows are baselines that read the answer's own tokens and draw nothing. 95% bootstrap intervals over prompts."
     )
     for name, values in pieces.items():
-        report.text(f"**{name.removeprefix('uncertainty-').capitalize()}**, {values['prompts']} held-out prompts:")
+        report.text(f"**{Case.of(name).title}**, {values['prompts']} held-out prompts:")
         write_areas(report, values)
 
 
@@ -162,7 +168,7 @@ def write_areas(report: Report, values: Values) -> None:
 
 SECTION = Section(
     "Uncertainty",
-    tuple(f"uncertainty-{task}" for task in TASKS),
+    ("uncertainty-lists-large", "uncertainty-arithmetic-small"),
     measure,
     lambda options: {each: getattr(options, each) for each in ("prompts", "probing")},
     write,
