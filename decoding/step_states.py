@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+
+from decoding.block import Block
 
 LAST = -1  # before the head, after the last norm
 ROOM_AT_FIRST = 64  # tokens
@@ -71,7 +74,7 @@ class PastStates:
     __slots__ = ("_drafted", "_layers", "_lock")
 
     def __init__(self) -> None:
-        self._drafted: dict[tuple[str, int], tuple[int, tuple[int, ...], torch.Tensor]] = {}
+        self._drafted: dict[tuple[str, int], tuple[int, Block, torch.Tensor]] = {}
         self._layers: dict[tuple[str, int], _Layer] = {}
         self._lock = threading.Lock()  # forks are made while forwards run
 
@@ -99,10 +102,10 @@ class PastStates:
                 held = self._layers[model, layer] = _Layer(states.new_empty(0, states.shape[1]))
             held.put(states[count - start :])
 
-    def hold(self, model: str, layer: int, start: int, tokens: Sequence[int], states: torch.Tensor) -> None:
-        """Keep the states, [n, width], of hypothetical tokens that would stand from `start` on, until `settle`."""
+    def hold(self, model: str, layer: int, start: int, block: Block, states: torch.Tensor) -> None:
+        """Keep the states, [n, width], of a block's rows, which would stand from `start` on, until `settle`."""
         with self._lock:
-            self._drafted[model, layer] = (start, tuple(tokens), states.clone())
+            self._drafted[model, layer] = (start, block, states.clone())
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Take the states of those hypothetical tokens that were written.
@@ -114,12 +117,10 @@ class PastStates:
             return
         with self._lock:
             drafted, self._drafted = self._drafted, {}
-        for (model, layer), (start, path, states) in drafted.items():
-            written = tokens[start : start + len(path)]
-            pairs = enumerate(zip(path, written, strict=False))
-            count = next((place for place, (mine, theirs) in pairs if mine != theirs), len(written))
+        for (model, layer), (start, block, states) in drafted.items():
+            rows = _written_rows(block, tokens[start : start + len(block)])
             with torch.inference_mode():  # as forwards, whose states they are
-                self.put(model, layer, start, states[:count])
+                self.put(model, layer, start, states[rows])
 
     def pick(self, model: str, layer: int, places: torch.Tensor) -> torch.Tensor | None:
         """Return the states of some tokens, float32 [n, width]; zeros where they are not known. None: none is.
@@ -146,6 +147,22 @@ class PastStates:
         with self._lock:
             twin._layers = {key: held.fork() for key, held in self._layers.items()}
         return twin
+
+
+def _written_rows(block: Block, written: Sequence[int]) -> list[int]:
+    """List the rows of a block that stand for the first of the written tokens, and saw nothing but those before."""
+    rows: list[int] = []
+    seen, path = block.seen().numpy(), np.zeros(len(block), dtype=np.bool_)
+    for row, (token, position) in enumerate(zip(block.tokens, block.positions, strict=True)):
+        if len(rows) == len(written):
+            break
+        if position == len(rows) and token == written[position]:
+            path[row] = True
+            if np.array_equal(seen[row], path):
+                rows.append(row)
+            else:
+                path[row] = False
+    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

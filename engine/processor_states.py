@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decoding.block import Block
 from decoding.partial_forward import WHOLE
 from decoding.processor_chain import chain_of, reads_of
 from decoding.processors.base import NOTHING
@@ -90,14 +91,14 @@ class ProcessorStates:
                 continue
             own, fed = min(start + len(feed.tokens) - feed.num_rows, len(seq)), start + len(feed.tokens)
             first, past, model = int(self._starts[place]) - start, chain_of(seq).past, self._pool.model
-            is_chain = feed.block is None or (feed.block.is_chain and not feed.cached_rows)
+            at = max(own, start)
+            block = Block.chain(tuple(feed.tokens[at - start :])) if feed.block is None else feed.block
             for layer in layers & self._fed.keys():
                 states = self._fed[layer]
                 if start < own:
                     past.put(model, layer, start, states[first + start : first + own])
-                if is_chain and max(own, start) < fed:  # hypothetical ones, which may be written
-                    at = max(own, start)
-                    past.hold(model, layer, at, feed.tokens[at - start :], states[first + at : first + fed])
+                if at < fed and not feed.cached_rows:  # hypothetical ones, which may be written
+                    past.hold(model, layer, at, block, states[first + at : first + fed])
 
     def of_rows(
         self, picked: torch.Tensor, normed: torch.Tensor, head: Callable[[torch.Tensor, bool], torch.Tensor]

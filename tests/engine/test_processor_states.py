@@ -156,12 +156,16 @@ async def test_hypothetical_tokens_are_part_of_the_text() -> None:
     model.release(seq)
 
 
-async def test_states_of_accepted_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parents", [(ROOT, 0, 1, 2, 3), (ROOT, ROOT, 1, 2, 1)])
+async def test_states_of_accepted_tokens_are_kept(parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = twins(config_of("llama"), seed=5, **SMALL)
     seq = sequence(VECTOR, prompt_of(15))
     answer = expected(plain, seq)
     wrong = (answer[18] + 1) % 97
-    tree = DraftTree.chain([*answer[15:18], wrong, *answer[19:20]], "m")
+    drafted = [*answer[15:18], wrong, answer[19]]
+    if parents[1] == ROOT:  # a tree: the right path is its second branch
+        drafted = [wrong, *answer[15:18], wrong]
+    tree = DraftTree(tuple(drafted), parents, "m")
     verdict = await model.verify(seq, tree, MatchVerifier(), ReadSpec())
     assert [token.id for token in verdict.tokens] == answer[15:19]
     for token in verdict.tokens:
