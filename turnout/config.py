@@ -17,7 +17,7 @@ from turnout.endpoint_config import EndpointConfig as EndpointConfig
 from turnout.endpoint_config import check_pool
 from turnout.errors import invalid
 from turnout.gguf_files import described
-from turnout.kvstore_config import OFF
+from turnout.kvstore_config import OFF, check_kv
 from turnout.kvstore_config import KVStoreConfig as KVStoreConfig
 from turnout.kvstore_config import TenantSharing as TenantSharing
 from turnout.model_config import ModelConfig as ModelConfig
@@ -185,6 +185,7 @@ class TurnoutConfig(Section):
                 raise invalid(f"pools.{pool_name}", "a pool and a model cannot share a name")
             elsewhere = self.endpoint_roles(pool)
             check_pool(pool_name, pool, elsewhere)
+            check_kv(pool_name, pool, self.models, self.kvstore)
             if elsewhere and "default" not in pool.model_fields_set:  # the usual one needs tokens
                 pool.__dict__["default"] = MethodChoice(name=ALONE)
         return self

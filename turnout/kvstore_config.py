@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from turnout.errors import invalid
 from turnout.types import SharingPolicy
 
+if TYPE_CHECKING:
+    from turnout.model_config import ModelConfig
+    from turnout.pool_config import PoolConfig
+
+EXACT = "raw"  # the codec that keeps any numbers, rounded ones too
 OFF, EMBEDDED = "off", "embedded"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 
@@ -68,7 +74,7 @@ class KVStoreConfig(_Section):
     codecs: Annotated[
         tuple[str, ...],
         Field(min_length=1, description="how values are written; only exact ones serve exact requests"),
-    ] = ("raw",)
+    ] = (EXACT,)
     residual_tokens: Annotated[
         int, Field(ge=0, description="at a prompt's end, computed where only a lossy codec's values are there")
     ] = 32
@@ -108,3 +114,26 @@ class KVStoreConfig(_Section):
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise invalid("kvstore.tls_key_file", "goes together with kvstore.tls_cert_file")
         return self
+
+
+def check_kv(name: str, pool: PoolConfig, models: Mapping[str, ModelConfig], store: KVStoreConfig) -> None:
+    """Refuse what cannot be done with the cache of a pool's model that keeps its keys and values in bytes.
+
+    Args:
+        name: the pool's.
+        pool: its configuration.
+        models: all models, by name.
+        store: the prefix store of all pools.
+
+    Raises:
+        TurnoutError: INVALID_ARGUMENT, naming the field.
+    """
+    rounded = next((each for each in pool.members if models[each].kv_dtype != "auto"), None)
+    if rounded is None:
+        return
+    why = f"models.{rounded}.kv_dtype is {models[rounded].kv_dtype}"
+    if pool.reuse is not None:
+        raise invalid(f"pools.{name}.reuse", f"must be absent: {why}, and rounded keys cannot be moved")
+    lossy = [each for each in store.codecs if each != EXACT]
+    if lossy and store.url != OFF:
+        raise invalid("kvstore.codecs", f"{', '.join(lossy)}: {why}, which is stored exactly; allowed here: {EXACT}")

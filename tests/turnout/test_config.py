@@ -32,6 +32,12 @@ def values(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def load_config_of(tmp_path: Path, values: dict[str, Any]) -> TurnoutConfig:
+    path = tmp_path / "turnout.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return load_config(path)
+
+
 def refusal(tmp_path: Path, text: str) -> TurnoutError:
     path = tmp_path / "turnout.yaml"
     path.write_text(text, encoding="utf-8")
@@ -43,9 +49,7 @@ def refusal(tmp_path: Path, text: str) -> TurnoutError:
 
 
 def test_a_valid_file_keeps_what_it_says_and_fills_in_the_rest(tmp_path: Path, values: dict[str, Any]) -> None:
-    path = tmp_path / "turnout.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    config = load_config(path)
+    config = load_config_of(tmp_path, values)
     assert config.models["l"].max_length == 64
     assert config.pools["p"].default.name == "plain"
     assert (config.server.grpc_port, config.server.http_port) == (9000, 8000)
@@ -121,6 +125,22 @@ def test_a_fault_is_refused_naming_the_field(
     error = refusal(tmp_path, yaml.safe_dump(values | change))
     assert error.field == field
     assert re.search(says, error.message), error.message
+
+
+def test_keys_in_bytes_are_neither_moved_nor_stored_with_a_loss(tmp_path: Path, values: dict[str, Any]) -> None:
+    values["models"]["s"]["kv_dtype"] = "int8"
+    assert load_config_of(tmp_path, values).models["s"].kv_dtype == "int8"
+    lossy = {"kvstore": {"codecs": ["raw", "fp8"]}}
+    error = refusal(tmp_path, yaml.safe_dump(values | lossy))
+    assert (error.field, error.code) == ("kvstore.codecs", Code.INVALID_ARGUMENT)
+    assert "fp8: models.s.kv_dtype is int8" in error.message
+    lossy["kvstore"]["url"] = "off"  # nothing is stored
+    assert load_config_of(tmp_path, values | lossy).kvstore.codecs == ("raw", "fp8")
+    values["pools"]["p"]["reuse"] = {}
+    error = refusal(tmp_path, yaml.safe_dump(values))
+    assert (error.field, error.code) == ("pools.p.reuse", Code.INVALID_ARGUMENT)
+    values["models"]["s"]["kv_dtype"] = "auto"
+    assert load_config_of(tmp_path, values | {"kvstore": {"codecs": ["fp8"]}}).pools["p"].reuse is not None
 
 
 @pytest.mark.parametrize(
