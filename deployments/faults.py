@@ -23,9 +23,11 @@ def guarded(request_id: str) -> Iterator[None]:
         yield
     except TurnoutError:
         raise
-    except Exception:
+    except Exception as fault:
         logger.exception("request %s failed", request_id)
-        raise internal(request_id) from None
+        error = internal(request_id)
+        error.prompt_tokens = getattr(fault, "prompt_tokens", 0)  # see `pool.tasks.run_task`
+        raise error from None
 
 
 def respell(error: TurnoutError, spelling: Mapping[str, str]) -> TurnoutError:

@@ -148,9 +148,14 @@ class GenerationService:
             return made
 
     async def task(self, call: TaskCall) -> TaskAnswer:
-        """Carry out a task."""
+        """Carry out a task; of one that fails, what it read is billed as well."""
         async with self._reading(call, "task") as (call, backend, lease):
-            made = await backend.task(call)
+            try:
+                made = await backend.task(call)
+            except TurnoutError as error:
+                if error.prompt_tokens:
+                    lease.scored(error.prompt_tokens)
+                raise
             lease.scored(made.prompt_tokens)
             return made
 

@@ -39,10 +39,17 @@ async def run_task(
         model: which was asked.
         task: of `opened`.
         show: called with the parts that are done, and all of them.
+
+    Raises:
+        TurnoutError: as the task does. What was read until then is noted in it, and in any other error.
     """
     task.check(pool.model_pool)
     progress = Progress(show)
-    result = await task.run(task_run(pool, call, model), pool.model_pool, progress)
+    try:
+        result = await task.run(task_run(pool, call, model), pool.model_pool, progress)
+    except Exception as error:
+        vars(error)["prompt_tokens"] = progress.prompt_tokens
+        raise
     return TaskAnswer(result.model_dump(mode="json"), progress.prompt_tokens)
 
 

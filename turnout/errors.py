@@ -34,6 +34,9 @@ class TurnoutError(Exception):
         message: one sentence that names the field and, for a bad value, what is allowed.
         field: dotted name of the field at fault, as the caller spelled it; None when no field is.
         retry_after_s: when the same call may be let in, in seconds from now; None: nothing is known.
+
+    Attributes:
+        prompt_tokens: that were read before it was raised, of a task, which is billed for them.
     """
 
     def __init__(self, code: Code, message: str, field: str | None = None, retry_after_s: float | None = None) -> None:
@@ -42,6 +45,7 @@ class TurnoutError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+        self.prompt_tokens = 0
 
     def __str__(self) -> str:
         return self.message

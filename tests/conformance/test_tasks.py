@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import jsonschema
 import pytest
 
-from decoding.tasks.base import ENCODED, PACKAGE, Task, find_task, from_base64
+from decoding.tasks.base import ENCODED, PACKAGE, Progress, Task, find_task, from_base64
+from deployments.pool_answers import PoolAnswers
 from pool.local_pool import LocalPool
 from pool.tasks import task_run
 from tests.engine.harness import until
 from tests.engine.pools import pair_folder as pair_folder
 from tests.engine.pools import pool as pool
-from turnout.calls import GenerateCall
+from turnout.calls import Failure, GenerateCall
 from turnout.embed_calls import TaskAnswer, TaskCall
 from turnout.errors import Code, TurnoutError
 from turnout.registry import names
@@ -113,6 +115,25 @@ async def test_one_that_is_cancelled_leaves_nothing(pool: LocalPool, name: str) 
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not large.lanes
+
+
+@pytest.mark.parametrize("fault", [TurnoutError(Code.OUT_OF_RANGE, "too long"), RuntimeError("a fault")])
+async def test_what_a_task_read_before_it_failed_is_noted_in_its_error(
+    pool: LocalPool, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, read = await sample(pool, "score"), Progress.read
+
+    def fails(progress: Progress, tokens: int) -> None:
+        read(progress, tokens)
+        raise fault
+
+    whole = await answered(pool, "score", params)
+    monkeypatch.setattr(Progress, "read", fails)
+    failed = await PoolAnswers(pool).task(TaskCall("r", "pair", "score", params))
+    assert isinstance(failed, Failure)
+    assert failed.error.code is (fault.code if isinstance(fault, TurnoutError) else Code.INTERNAL)
+    assert failed.error.prompt_tokens == whole.prompt_tokens
+    assert pickle.loads(pickle.dumps(failed)).error.prompt_tokens == whole.prompt_tokens  # as between processes
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -35,7 +35,7 @@ from turnout.calls import (
 from turnout.config import TurnoutConfig
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
-from turnout.errors import invalid, not_found, out_of_range
+from turnout.errors import Code, TurnoutError, invalid, not_found, out_of_range
 from turnout.types import FinishReason, TokenKind
 
 CONTEXT = 4096
@@ -110,6 +110,10 @@ class FakePool:
         given = json.dumps(dict(call.params))
         if "wait" in given:
             await asyncio.sleep(3600)
+        if "fail" in given:
+            error = TurnoutError(Code.OUT_OF_RANGE, "params.text: too long", "params.text")
+            error.prompt_tokens = len(given)
+            raise error
         return TaskAnswer({"params": json.loads(given)}, len(given))
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Event]:

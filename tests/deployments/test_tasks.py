@@ -25,6 +25,7 @@ from turnout.errors import Code, TurnoutError
 from turnout.registry import names
 
 SCORE = {"prompt": "ab", "completions": ["c"]}
+FAILS = {"text": "fail"}
 PLAIN: dict[str, Any] = {"params": {"text": "a"}}
 
 
@@ -123,6 +124,8 @@ def test_a_tenants_limits_hold_and_what_is_read_is_billed(tmp_path: Path) -> Non
     with house(tmp_path, tenants) as made, served(made.service) as server:
         with Client(server.address, api_key=made.keys["acme"]) as client:
             assert client.task("score", SCORE, model="demo") == {"params": SCORE}
+            with pytest.raises(TurnoutError, match="too long"):  # after it has read something
+                client.task("compress", FAILS, model="demo")
             for name, field in (("none", "name"), ("score", "params.prompt"), ("", "name")):
                 with pytest.raises(TurnoutError) as refused:
                     client.task(name, {}, model="demo")
@@ -148,9 +151,11 @@ def test_a_tenants_limits_hold_and_what_is_read_is_billed(tmp_path: Path) -> Non
 
         asyncio.run(alike())
         read = [record for record in made.records() if record.tenant == "acme" and record.prompt_tokens]
-        assert len(read) == 2
         assert {record.kind for record in read} == {"score"}
-        assert len({record.prompt_tokens for record in read}) == 1
+        failed = [record for record in read if record.outcome == "OUT_OF_RANGE"]
+        assert [record.prompt_tokens for record in failed] == [len(json.dumps(FAILS))]
+        assert len([record for record in read if record.outcome == "OK"]) == len(read) - 1 == 2
+        assert len({record.prompt_tokens for record in read if record not in failed}) == 1
 
 
 def test_what_is_read_is_estimated_before_it_is_let_in() -> None:
