@@ -32,6 +32,7 @@ class _Part:
         batch: sequences, each with keys of its own; 1 for a prefix, whatever the number of sequences.
         keys: how many of the leading ones count, where `seen` does not say it.
         seen: bool [batch, fed, keys]; None: every row sees every key.
+        padding: int64 [n] keys in the blocks of all that are not their sequence's own; None: there are none.
     """
 
     rows: torch.Tensor
@@ -39,6 +40,7 @@ class _Part:
     batch: int
     keys: int
     seen: torch.Tensor | None = None
+    padding: torch.Tensor | None = None
 
 
 class Joined:
@@ -104,6 +106,8 @@ class GroupedStep:
         for part in self._parts:
             for piece in _pieces(part, query.shape[1]):
                 keys_and_values = store.gather(layer, piece.blocks, size)
+                if piece.padding is not None:
+                    keys_and_values.index_fill_(0, piece.padding, 0.0)
                 joined.join(piece.rows, *_attend(piece, query[piece.rows], keys_and_values, scores))
         out = joined.weighed(scores.sinks).to(query.dtype)
         if self._apart is not None:
@@ -140,10 +144,11 @@ def _singles(layout: Layout, group: list[int], ends: np.ndarray, device: torch.d
     width = int(-(-keys.max() // size))
     columns = np.minimum(ends[:, None] // size + np.arange(width), layout.blocks.shape[1] - 1)
     blocks = np.take_along_axis(layout.blocks[group], columns, axis=1).astype(np.int64)
-    seen = torch.from_numpy(np.arange(width * size) < keys[:, None])[:, None]
+    own = np.arange(width * size) < keys[:, None]
+    seen, padding = torch.from_numpy(own)[:, None], torch.from_numpy(np.flatnonzero(~own))
     rows = torch.from_numpy(layout.starts[group].astype(np.int64))
     flat = torch.from_numpy(blocks.reshape(-1))
-    return _Part(rows.to(device), flat.to(device), len(group), width * size, seen.to(device))
+    return _Part(rows.to(device), flat.to(device), len(group), width * size, seen.to(device), padding.to(device))
 
 
 def _span(layout: Layout, sequence: int, end: int, device: torch.device) -> _Part:

@@ -24,7 +24,8 @@ SpanBounds = tuple[int | None, int | None, bool]  # the same, and `Scores.plain`
 class _Singles:
     """Sequences that feed one token each, padded to the longest of them.
 
-    `first_slot` is where the only sequence's keys start, when there is one and its blocks follow each other.
+    `first_slot` is where the only sequence's keys start, when there is one and its blocks follow each other. `padding`,
+    int64 [n], are the keys of all rows that are not their sequence's own; None: there are none.
     """
 
     rows: torch.Tensor
@@ -33,6 +34,7 @@ class _Singles:
     width: int
     longest: int
     first_slot: int | None
+    padding: torch.Tensor | None
     masks: dict[Bounds, torch.Tensor | None] = field(default_factory=dict)
 
     def mask(self, scores: Scores, width: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -131,7 +133,10 @@ class SdpaStep:
             pairs = self._store.span(layer, group.first_slot, width)[None]
         else:
             width = group.width * self._block_size
-            pairs = self._store.gather(layer, group.blocks, self._block_size).view(batch, width, 2, kv_heads, dim)
+            pairs = self._store.gather(layer, group.blocks, self._block_size)
+            if group.padding is not None:  # anything may be there, and NaN times a weight of 0 is NaN
+                pairs.index_fill_(0, group.padding, 0.0)
+            pairs = pairs.view(batch, width, 2, kv_heads, dim)
         key, value = pairs.permute(2, 0, 3, 1, 4).unbind(0)
         grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
         mask = group.mask(scores, width, query.dtype)
@@ -159,6 +164,7 @@ def _single_rows(layout: Layout, group: list[int], device: torch.device) -> _Sin
     width = int(-(-lengths.max() // layout.block_size))
     blocks = layout.blocks[group, :width]
     rows = torch.from_numpy(layout.starts[group].astype(np.int64)).to(device)
+    padding = np.flatnonzero(np.arange(width * layout.block_size) >= lengths[:, None])
     return _Singles(
         rows=rows,
         blocks=torch.from_numpy(blocks.astype(np.int64).reshape(-1)).to(device),
@@ -166,6 +172,7 @@ def _single_rows(layout: Layout, group: list[int], device: torch.device) -> _Sin
         width=width,
         longest=int(lengths.max()),
         first_slot=_first_slot(blocks[0], layout.block_size) if len(group) == 1 else None,
+        padding=torch.from_numpy(padding).to(device) if len(padding) else None,
     )
 
 

@@ -178,6 +178,24 @@ class TestAttention:
         assert not got[0].isfinite().any()
         assert torch.equal(got[1:], expected[1:])
 
+    @pytest.mark.parametrize("step", [NativeStep, GroupedStep, SdpaStep])
+    @pytest.mark.parametrize("softcap", [None, 5.0])
+    def test_what_stands_in_slots_that_no_sequence_has_filled_reaches_no_row(
+        self, step: Any, softcap: float | None
+    ) -> None:
+        members = (Member(0, 5), Member(0, 1), Member(0, 18), Member(-1, 9), Member(-1, 30, 3))
+        family = Family(((-1, 20),), members, seed=7)
+        layout, scores = family.layout(), Scores(0.3, softcap=softcap)
+        query, pairs, cache = inputs(family, (4, 2, 8), torch.float32)
+        size, filled = layout.block_size, torch.zeros(len(cache), dtype=torch.bool)
+        for blocks, length in zip(layout.blocks, layout.lengths.tolist(), strict=True):
+            filled[[int(blocks[key // size]) * size + key % size for key in range(length)]] = True
+        assert not filled[:size].any()  # the block that stands in for those that a table lacks
+        broken = cache.masked_fill(~filled[:, None, None, None], float("nan"))
+        found = () if step is SdpaStep else (find_prefixes(layout, 1, 1),)
+        out = [step(layout, store_of(each), *found).attend(0, query, pairs, scores) for each in (cache, broken)]
+        assert torch.equal(*out)
+
     @pytest.mark.parametrize(
         ("field", "node", "value"), [("begin_key", 0, 4), ("end_key", 0, 76), ("sequence", 0, 0), ("parent", 1, -1)]
     )
