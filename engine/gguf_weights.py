@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import torch
 
+from engine.gguf_blocks import integers_of
 from engine.quantized.base import LazyWeight, empty_pages
 from engine.quantized.integers import IntegerWeight
 from turnout.checkpoint_files import read_config_file
@@ -64,7 +65,6 @@ EXPERTS = {
 # Queries and keys whose halves are interleaved; norms that are stored as the factor, not as its distance from 1.
 PERMUTED = frozenset({"llama", "mixtral", "smollm3"})
 OFFSET_NORMS = frozenset({"gemma2", "gemma3_text"})
-BLOCK_HEADS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}  # float16 numbers before a block's 32 integers
 NOT_WEIGHTS = frozenset({"rope_freqs.weight"})  # see `turnout.gguf_files.settings`
 
 
@@ -169,21 +169,11 @@ def _dense(data: Any, stored: StoredTensor, dtype: torch.dtype, change: Change |
 
 
 def _integers(data: Any, stored: StoredTensor, order: Change | None) -> IntegerWeight | None:
-    """A weight of Q4_0, Q4_1 or Q8_0 as it is stored; None where it is of another kind.
-
-    A block is a float16 scale, of Q4_1 a float16 minimum, and 32 integers: of 4 bits the first 16 in the low halves.
-    """
-    if stored.kind not in BLOCK_HEADS or len(stored.shape) != 2:
+    """A weight as it is stored; None where it is not one of integers."""
+    if len(stored.shape) != 2:
         return None
-    rows, head = stored.shape[0], BLOCK_HEADS[stored.kind]
-    size = 2 * head + (32 if stored.kind == "Q8_0" else 16)
-    raw = numpy.array(data[stored.offset : stored.offset + stored.size]).reshape(rows, -1, size)
-    factors = torch.from_numpy(raw[..., : 2 * head].copy()).view(torch.float16)
-    codes = torch.from_numpy(raw[..., 2 * head :].copy())
-    codes = codes.view(torch.int8) if stored.kind == "Q8_0" else torch.cat([codes & 15, codes >> 4], dim=2)
-    minimums = factors[..., 1].contiguous() if head == 2 else None
-    made = IntegerWeight(codes.reshape(rows, -1), factors[..., 0].contiguous(), minimums=minimums)
-    return made if order is None else made.changed(order)
+    made = integers_of(data[stored.offset : stored.offset + stored.size], stored.kind, *stored.shape)
+    return made if made is None or order is None else made.changed(order)
 
 
 def _numbers(stored: Any, kind: str, rows: int) -> torch.Tensor:

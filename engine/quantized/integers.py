@@ -24,10 +24,12 @@ class IntegerWeight:
 
     Attributes:
         codes: uint8 of 0 to 15 (4 bits), or int8 [rows, width].
-        scales: float16 [rows, groups].
+        scales: float16 [rows, groups]; with `blocks` int8.
         zeros: float16 [rows, groups], whole numbers; None: 8 of 4 bits, 0 of 8.
-        minimums: float16 [rows, groups] in place of zeros.
+        minimums: of the type of `scales` [rows, groups], in place of zeros.
         group: inputs of a group; the last one may be cut off.
+        blocks: float16 [rows, super-blocks, 1 or 2]: what the scales, and the minimums, of a super-block's groups are
+            multiplied with; there are no zeros then, and the super-blocks make up the width.
     """
 
     codes: torch.Tensor
@@ -35,6 +37,7 @@ class IntegerWeight:
     zeros: torch.Tensor | None = None
     minimums: torch.Tensor | None = None
     group: int = GROUP
+    blocks: torch.Tensor | None = None
 
     @property
     def bits(self) -> Bits:
@@ -42,9 +45,13 @@ class IntegerWeight:
         return 4 if self.codes.dtype == torch.uint8 else 8
 
     @property
-    def kind(self) -> tuple[int, int, bool, bool]:
-        """What is alike in weights whose rows may be in one matrix: bits, group, and which offsets there are."""
-        return self.bits, self.group, self.zeros is not None, self.minimums is not None
+    def kind(self) -> tuple[int, int, bool, bool, int]:
+        """What is alike in weights whose rows may be in one matrix.
+
+        Bits, group, whether there are zeros, whether minimums, and the groups of a super-block (0: there are none).
+        """
+        blocked = 0 if self.blocks is None else self.scales.shape[1] // self.blocks.shape[1]
+        return self.bits, self.group, self.zeros is not None, self.minimums is not None, blocked
 
     def dense(self) -> torch.Tensor:
         """The numbers it stands for, float32 [rows, width]."""
@@ -52,18 +59,28 @@ class IntegerWeight:
         numbers = self._grouped(self.codes.float())
         if self.minimums is None:
             zeros = (8.0 if self.bits == 4 else 0.0) if self.zeros is None else self.zeros.float()[..., None]
-            numbers = (numbers - zeros) * self.scales.float()[..., None]
+            numbers = (numbers - zeros) * self._factors(self.scales, 0)
         else:
-            numbers = numbers * self.scales.float()[..., None] + self.minimums.float()[..., None]
+            numbers = numbers * self._factors(self.scales, 0) + self._factors(self.minimums, 1)
         return numbers.view(rows, -1)[:, :width]
+
+    def _factors(self, stored: torch.Tensor, which: int) -> torch.Tensor:
+        """float32 [rows, groups, 1] of scales (0) or minimums (1); exact, since 8 times 11 bits are fewer than 24."""
+        factors = stored.float()
+        if self.blocks is not None:
+            factors = factors * self.blocks[..., which].float().repeat_interleave(self.kind[-1], dim=1)
+        return factors[..., None]
 
     def _grouped(self, numbers: torch.Tensor) -> torch.Tensor:
         return F.pad(numbers, (0, -numbers.shape[1] % self.group)).view(len(numbers), -1, self.group)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> IntegerWeight:
         """The weight with its rows (of any number of columns) in another order, or padded with rows of 0."""
-        zeros, minimums = (None if each is None else change(each) for each in (self.zeros, self.minimums))
-        return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=zeros, minimums=minimums)
+        zeros, minimums, blocks = (
+            None if each is None else change(each) for each in (self.zeros, self.minimums, self.blocks)
+        )
+        changed = {"codes": change(self.codes), "scales": change(self.scales), "zeros": zeros}
+        return replace(self, **changed, minimums=minimums, blocks=blocks)
 
     @staticmethod
     def joined(
@@ -83,14 +100,16 @@ class IntegerWeight:
             together([weight.zeros for weight in weights]),
             together([weight.minimums for weight in weights]),
             weights[0].group,
+            together([weight.blocks for weight in weights]),
         )
 
     @property
     def num_bytes(self) -> int:
         """Memory of integers, scales and offsets, as the kernels keep them."""
-        rows, groups = self.scales.shape
-        offsets = self.zeros is not None or self.minimums is not None
-        return rows * groups * (self.group * self.bits // 8 + 2 * (1 + offsets))
+        factors = (self.scales, self.zeros, self.minimums, self.blocks)
+        return self.scales.numel() * self.group * self.bits // 8 + sum(
+            each.numel() * each.element_size() for each in factors if each is not None
+        )
 
 
 def stored(

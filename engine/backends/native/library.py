@@ -44,6 +44,8 @@ class Matrix(ctypes.Structure):
         ("width", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("offset", ctypes.c_int64),
+        ("blocked", ctypes.c_int64),
+        ("next", ctypes.c_void_p),
     )
 
 

@@ -16,7 +16,7 @@ from engine.attention.step import AttentionStep, Scores
 from engine.backends.llama_fused import Angles, window_of
 from engine.backends.native import library as native
 from engine.backends.native.attention import NativeStep, scores_struct
-from engine.backends.native.weights import interleaved, matrix_of
+from engine.backends.native.weights import interleaved, matrix_of, product_of
 from engine.backends.parallel_attention import run_groups
 from engine.backends.stacks import Head
 from engine.cache.paged_kv import PagedKV
@@ -202,9 +202,9 @@ class NativeLayer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         gate, up = mlp.gate_proj, mlp.up_proj
-        self._qkv = matrix_of(projections, dtype)
+        self._qkv = product_of(projections, dtype)
         self._out = matrix_of([attention.o_proj], dtype)
-        self._gate_up = matrix_of([gate, up], dtype, lambda both: interleaved(*both))
+        self._gate_up = product_of([gate, up], dtype, lambda both: interleaved(*both))
         self._down = matrix_of([mlp.down_proj], dtype)
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)]

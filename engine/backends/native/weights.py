@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -15,35 +16,23 @@ from torch import nn
 from engine.backends.native.library import Matrix, library, panel_columns
 from engine.quantized.integers import IntegerWeight
 
-KEPT_GROUPS = (32, 64, 128)
+KEPT_GROUPS = {4: (32, 64, 128), 8: (16, 32, 64, 128)}  # by the bits of an integer
 Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
-class Packed(ABC):
-    """A linear layer's weight [columns, width] in panels of `panel_columns()` columns.
+class Product:
+    """A linear layer over a packed weight, or over several.
 
     Args:
         dtype: of activations.
         columns: output features.
         width: input features.
-        bias: [columns].
     """
 
     struct: Matrix
 
-    def __init__(self, dtype: torch.dtype, columns: int, width: int, bias: torch.Tensor | None) -> None:
+    def __init__(self, dtype: torch.dtype, columns: int, width: int) -> None:
         self.dtype, self.columns, self.width = dtype, columns, width
-        self._bias = None if bias is None else bias.detach().float().contiguous()
-
-    @abstractmethod
-    def part(self, columns: torch.Tensor) -> Packed:
-        """Some columns (int64 [k]), packed anew."""
-
-    def _bias_of(self, columns: torch.Tensor) -> torch.Tensor | None:
-        return None if self._bias is None else self._bias[columns]
-
-    def _bias_address(self) -> int | None:
-        return None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, rows: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """[R, width] -> [R, columns], in the activations' dtype or, `wide`, in float32."""
@@ -59,6 +48,46 @@ class Packed(ABC):
             torch.get_num_threads(),
         )
         return out
+
+
+class Packed(Product, ABC):
+    """A linear layer's weight [columns, width] in panels of `panel_columns()` columns.
+
+    Args:
+        dtype: of activations.
+        columns: output features.
+        width: input features.
+        bias: [columns].
+    """
+
+    def __init__(self, dtype: torch.dtype, columns: int, width: int, bias: torch.Tensor | None) -> None:
+        super().__init__(dtype, columns, width)
+        self._bias = None if bias is None else bias.detach().float().contiguous()
+
+    @abstractmethod
+    def part(self, columns: torch.Tensor) -> Packed:
+        """Some columns (int64 [k]), packed anew."""
+
+    def _bias_of(self, columns: torch.Tensor) -> torch.Tensor | None:
+        return None if self._bias is None else self._bias[columns]
+
+    def _bias_address(self) -> int | None:
+        return None if self._bias is None else self._bias.data_ptr()
+
+
+class Products(Product):
+    """Several weights over the same input, whose columns follow each other.
+
+    Args:
+        parts: of one width and type of activations.
+    """
+
+    def __init__(self, parts: Sequence[Packed]) -> None:
+        super().__init__(parts[0].dtype, sum(part.columns for part in parts), parts[0].width)
+        self._parts = parts  # their memory is pointed to
+        for part, after in pairwise(parts):
+            part.struct.next = ctypes.addressof(after.struct)
+        self.struct = parts[0].struct
 
 
 class PackedMatrix(Packed):
@@ -92,7 +121,7 @@ class IntegerMatrix(Packed):
     Activations are rounded to 8 bits, each row by itself, with a scale for every group of its inputs.
 
     Args:
-        weight: of a `KEPT_GROUPS` group.
+        weight: that the kernels `keeps`.
         bias: [columns].
         dtype: of activations, bfloat16 or float32.
     """
@@ -102,34 +131,45 @@ class IntegerMatrix(Packed):
         super().__init__(dtype, columns, width, bias)
         self._kind = weight.kind
         offsets = weight.zeros if weight.minimums is None else weight.minimums
-        factors = [weight.scales] if offsets is None else [weight.scales, offsets]
-        self._pack(torch.stack(factors, dim=2), _words(weight))
+        factors = torch.stack([weight.scales] if offsets is None else [weight.scales, offsets], dim=2)
+        words = _words(weight)
+        if weight.blocks is None:
+            self._pack([factors, words])
+        else:
+            shape = (columns, weight.blocks.shape[1], -1)
+            small = factors.view(*shape, self._kind[-1], factors.shape[2]).transpose(3, 4)
+            self._pack([weight.blocks, small.reshape(shape), words.view(shape)])
 
-    def _pack(self, factors: torch.Tensor, words: torch.Tensor) -> None:
-        """Make panels of float16 factors [columns, groups, 1 or 2] and int32 words [columns, groups, units]."""
+    def _pack(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Make panels.
+
+        Args:
+            pieces: of each group, or super-block, what lies there one after the other [columns, groups, numbers], of
+                float16, int8 or int32.
+        """
         panel, padding = panel_columns(), (0, 0, 0, 0, 0, -self.columns % panel_columns())
-        factors = F.pad(factors, padding).view(-1, panel, *factors.shape[1:]).permute(0, 2, 3, 1)
-        words = F.pad(words, padding).view(-1, panel, *words.shape[1:]).permute(0, 2, 3, 1)
-        panels, groups = words.shape[:2]
-        halves = _fresh(factors.reshape(panels, groups, -1)).view(torch.int32)
-        self._panels = torch.cat([halves, words.reshape(panels, groups, -1)], dim=2)
-        bits, group, has_zeros, has_minimums = self._kind
+        self._pieces = [(piece.dtype, piece.shape[2]) for piece in pieces]
+        turned = [F.pad(piece, padding).view(-1, panel, *piece.shape[1:]).permute(0, 2, 3, 1) for piece in pieces]
+        flat = [_fresh(each.reshape(*each.shape[:2], -1)).view(torch.int32) for each in turned]
+        self._panels = torch.cat(flat, dim=2)
+        bits, group, has_zeros, has_minimums, blocked = self._kind
+        groups = self._panels.shape[1] * max(blocked, 1)
         offset = 1 if has_zeros else 2 if has_minimums else 0
-        address = self._panels.data_ptr()
-        self.struct = Matrix(address, self._bias_address(), groups, self.columns, bits, self.width, group, offset)
+        layout = (groups, self.columns, bits, self.width, group, offset, blocked)
+        self.struct = Matrix(self._panels.data_ptr(), self._bias_address(), *layout)
 
     def part(self, columns: torch.Tensor) -> IntegerMatrix:
         """See `Packed.part`."""
-        panel, (bits, group, *offsets) = panel_columns(), self._kind
-        panels, groups, _ = self._panels.shape
-        count = 1 + any(offsets)
-        halves = _fresh(self._panels[:, :, : count * panel // 2]).view(torch.float16)
-        factors = halves.view(panels, groups, count, panel)
-        words = self._panels[:, :, count * panel // 2 :].view(panels, groups, group * bits // 32, panel)
+        panel, (panels, groups, _) = panel_columns(), self._panels.shape
+        sizes = [count * panel * dtype.itemsize // 4 for dtype, count in self._pieces]
         at = (columns // panel, slice(None), slice(None), columns % panel)
+        pieces = [
+            _fresh(flat).view(dtype).view(panels, groups, count, panel)[at]
+            for flat, (dtype, count) in zip(self._panels.split(sizes, dim=2), self._pieces, strict=True)
+        ]
         made = copy(self)
         made.columns, made._bias = len(columns), self._bias_of(columns)
-        made._pack(factors[at], words[at])
+        made._pack(pieces)
         return made
 
 
@@ -149,7 +189,28 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 def keeps(weight: IntegerWeight) -> bool:
     """Whether the kernels can multiply with it."""
-    return weight.group in KEPT_GROUPS
+    return weight.group in KEPT_GROUPS[weight.bits]
+
+
+def product_of(linears: Sequence[Any], dtype: torch.dtype, join: Join | None = None) -> Product:
+    """Linear layers over the same input: as one packed weight if all are of one kind, else neighbours that are.
+
+    Args:
+        linears: see `matrix_of`.
+        dtype: of activations.
+        join: see `matrix_of`; it needs all to be of one kind, otherwise each is a weight of its own.
+    """
+    runs = [list(run) for _, run in groupby(linears, _kind_of)]
+    if len(runs) == 1:
+        return matrix_of(linears, dtype, torch.cat if join is None else join)
+    if join is not None:
+        runs = [[linear] for linear in linears]
+    return Products([matrix_of(run, dtype) for run in runs])
+
+
+def _kind_of(linear: Any) -> tuple[int, ...] | None:
+    integers: IntegerWeight | None = getattr(linear, "integers", None)
+    return None if integers is None else integers.kind
 
 
 def matrix_of(linears: Sequence[Any], dtype: torch.dtype, join: Join = torch.cat) -> Packed:

@@ -33,8 +33,8 @@ void together(int threads, std::int8_t* room, Work work) {
 
 // Bytes that a row takes at most as it is quantized for a layer's matrices.
 Index widest(const Layer& layer) {
-  return std::max({quantized_size(layer.qkv), quantized_size(layer.out), quantized_size(layer.gate_up),
-                   quantized_size(layer.down)});
+  return std::max({largest_quantized_size(layer.qkv), largest_quantized_size(layer.out),
+                   largest_quantized_size(layer.gate_up), largest_quantized_size(layer.down)});
 }
 
 template <typename T>
@@ -51,11 +51,12 @@ void forward(const Layer* layers, Index first, Index last, const Shape& shape, c
 
 template <typename T>
 void linear(const Matrix& matrix, const T* in, Index rows, Index stride, void* out, bool wide, int threads) {
-  together(threads, quantized(rows * quantized_size(matrix)), [&](const Worker& worker) {
+  const Index columns = all_columns(matrix);
+  together(threads, quantized(rows * largest_quantized_size(matrix)), [&](const Worker& worker) {
     if (wide)
-      multiply_into(worker, in, stride, rows, matrix, static_cast<float*>(out), matrix.columns);
+      multiply_into(worker, in, stride, rows, matrix, static_cast<float*>(out), columns);
     else
-      multiply_into(worker, in, stride, rows, matrix, static_cast<T*>(out), matrix.columns);
+      multiply_into(worker, in, stride, rows, matrix, static_cast<T*>(out), columns);
   });
 }
 
@@ -96,7 +97,7 @@ void turnout_forward(bool half, const Layer* layers, Index first, Index last, co
        : forward<float>(layers, first, last, *shape, *batch, angles, *space, threads);
 }
 
-// out[rows, columns] = in[rows, K] x matrix + bias; `wide`: out is float whatever the weights are.
+// out[rows, all columns] = in[rows, K] x matrix + bias; `wide`: out is float whatever the weights are.
 void turnout_linear(bool half, const Matrix* matrix, const void* in, Index rows, Index stride, void* out, bool wide,
                     int threads) {
   half ? linear(*matrix, static_cast<const bf16*>(in), rows, stride, out, wide, threads)

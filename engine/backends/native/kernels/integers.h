@@ -2,7 +2,8 @@
 //
 // Panel layout: [panels][groups] of a float16 scale for each column, a float16 zero or minimum where there are any, and
 // [units][PANEL columns] units. A unit of 8 bits is four of K; of 4 bits eight: the first four in the low halves of its
-// bytes. Sums inside a group are integers, hence exact; groups are added in their order. So a row's result depends
+// bytes. With super-blocks: [panels][super-blocks] of the float16 numbers, then a signed byte for each group and column
+// that they are multiplied with to be its scale, the same for its minimum, then the units of all groups. Sums inside a group are integers, hence exact; groups are added in their order. So a row's result depends
 // neither on the rows that are multiplied with it nor on the instructions.
 #pragma once
 
@@ -12,7 +13,7 @@
 
 namespace turnout {
 
-constexpr Index GROUP = 32;
+constexpr Index GROUP = 32, HALF_GROUP = 16;
 constexpr Index AHEAD_BYTES = 8192;  // how far ahead a panel is fetched
 
 // What precedes the `group` integers of one row's group; `start` is what its dots begin with.
@@ -24,6 +25,13 @@ struct RowGroup {
 // Bytes of a quantized row.
 inline Index quantized_size(const Matrix& matrix) {
   return matrix.bits == 0 ? 0 : matrix.units * (matrix.group + static_cast<Index>(sizeof(RowGroup)));
+}
+
+// The same, of a matrix and of those after it at most.
+inline Index largest_quantized_size(const Matrix& matrix) {
+  Index most = 0;
+  for (const Matrix* part = &matrix; part != nullptr; part = part->next) most = std::max(most, quantized_size(*part));
+  return most;
 }
 
 // Round the `count` numbers of a group to 8 bits; those that the group lacks are 0. `taken`: from the dots, for each
@@ -56,6 +64,8 @@ inline void quantize_row(const T* from, const Matrix& matrix, std::int8_t* to) {
     const Index count = std::min(group, matrix.width - start);
     if (count == GROUP && group == GROUP)
       quantize_group<true>(from + start, GROUP, GROUP, taken, to);
+    else if (count == HALF_GROUP && group == HALF_GROUP)
+      quantize_group<true>(from + start, HALF_GROUP, HALF_GROUP, taken, to);
     else
       quantize_group<false>(from + start, count, group, taken, to);
   }
@@ -68,14 +78,49 @@ inline Units fill_from(const std::int8_t* row, Index byte) {
   return fill_units(unit);
 }
 
-// Add the products of GROUP of K to the sums of MR rows, whose integers begin at `at`; returns where the panel continues.
-template <int BITS, int MR>
+// Where the factors of a super-block's groups are.
+struct SuperBlock {
+  const std::uint16_t* halves;
+  const std::int8_t* bytes;
+  Index left;  // groups of it that are still to come
+};
+
+// Scales and minimums or zeros, where there are any, of a panel's next group; returns where the panel continues.
+inline const Unit* read_factors(const Unit* panel, const Matrix& matrix, SuperBlock& block, Floats (&scale)[2],
+                                Floats (&least)[2]) {
+  const Index kinds = matrix.offset == SYMMETRIC ? 1 : 2;
+  if (matrix.blocked == 0) {
+    const std::uint16_t* halves = reinterpret_cast<const std::uint16_t*>(panel);
+    for (int v = 0; v < 2; v++) scale[v] = load_small(halves + v * LANES);
+    if (kinds == 2)
+      for (int v = 0; v < 2; v++) least[v] = load_small(halves + PANEL + v * LANES);
+    return panel + kinds * PANEL / 2;
+  }
+  if (block.left == 0) {
+    block = {reinterpret_cast<const std::uint16_t*>(panel),
+             reinterpret_cast<const std::int8_t*>(panel + kinds * PANEL / 2), matrix.blocked};
+    panel += kinds * (PANEL / 2 + matrix.blocked * PANEL / 4);
+  }
+  const auto factor = [&](Index kind, int v) {
+    const std::int8_t* bytes = block.bytes + kind * matrix.blocked * PANEL + v * LANES;
+    return load_small(block.halves + kind * PANEL + v * LANES) * load_bytes(bytes, LANES);
+  };
+  for (int v = 0; v < 2; v++) scale[v] = factor(0, v);
+  if (kinds == 2)
+    for (int v = 0; v < 2; v++) least[v] = factor(1, v);
+  block.bytes += PANEL;
+  block.left--;
+  return panel;
+}
+
+// Add the products of STEP of K to the sums of MR rows, whose integers begin at `at`; returns where the panel continues.
+template <int BITS, int STEP, int MR>
 inline const Unit* add_products(const Unit* panel, const std::int8_t* const* rows, Index at, Units (&sums)[MR][2]) {
   Units parts[MR][2];
 #pragma GCC unroll 8
   for (int r = 0; r < MR; r++)
     for (int v = 0; v < 2; v++) parts[r][v] = DOTS_ARE_WHOLE ? sums[r][v] : no_units();
-  constexpr int UNITS = GROUP * BITS / 32;
+  constexpr int UNITS = STEP * BITS / 32;
 #pragma GCC unroll 8
   for (int u = 0; u < UNITS; u++) {
     const Unit* unit = panel + u * PANEL;
@@ -114,7 +159,7 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
 }
 
 // sums[MR, PANEL] = quantized rows x panel.
-template <int BITS, int MR>
+template <int BITS, int STEP, int MR>
 [[gnu::noinline]] void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix,
                                        float* sums) {
   const Index kind = matrix.offset, step = static_cast<Index>(sizeof(RowGroup)) + matrix.group;
@@ -125,12 +170,11 @@ template <int BITS, int MR>
     rows[r] = first + r * stride;
     totals[r][0] = totals[r][1] = zero();
   }
+  SuperBlock block{};
   for (Index group = 0; group < matrix.units; group++) {
-    const std::uint16_t* factors = reinterpret_cast<const std::uint16_t*>(panel);
-    const Floats scale[2] = {load_small(factors), load_small(factors + LANES)};
-    panel += PANEL / 2;
+    Floats scale[2], least[2];
+    panel = read_factors(panel, matrix, block, scale, least);
     if (kind != SYMMETRIC) {
-      Floats least[2] = {load_small(factors + PANEL), load_small(factors + PANEL + LANES)};
       if (kind == ZEROS)
         for (int v = 0; v < 2; v++) least[v] = zero() - least[v] * scale[v];
 #pragma GCC unroll 8
@@ -138,12 +182,12 @@ template <int BITS, int MR>
         const Floats scaled_sum = as_floats(fill_from(rows[r], offsetof(RowGroup, scaled_sum)));
         for (int v = 0; v < 2; v++) totals[r][v] = fused(least[v], scaled_sum, totals[r][v]);
       }
-      panel += PANEL / 2;
     }
     Units whole[MR][2];
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) whole[r][0] = whole[r][1] = fill_from(rows[r], offsetof(RowGroup, start));
-    for (Index at = sizeof(RowGroup); at < step; at += GROUP) panel = add_products<BITS, MR>(panel, rows, at, whole);
+    for (Index at = sizeof(RowGroup); at < step; at += STEP)
+      panel = add_products<BITS, STEP, MR>(panel, rows, at, whole);
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) {
       const Floats row_scale = as_floats(fill_from(rows[r], offsetof(RowGroup, scale)));
@@ -162,23 +206,29 @@ template <int BITS, int MR>
 
 using IntegerProduct = void (*)(const std::int8_t*, Index, const Unit*, const Matrix&, float*);
 
-template <int BITS>
+template <int BITS, int STEP>
 inline IntegerProduct product_of_rows(Index rows) {
   switch (rows) {
 #define CASE(MR) \
   case MR:       \
-    return integer_product<BITS, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
+    return integer_product<BITS, STEP, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #undef CASE
     default:
-      return integer_product<BITS, INTEGER_ROWS>;
+      return integer_product<BITS, STEP, INTEGER_ROWS>;
   }
+}
+
+inline IntegerProduct product_of(const Matrix& matrix, Index rows) {
+  if (matrix.group == HALF_GROUP) return product_of_rows<8, HALF_GROUP>(rows);
+  return matrix.bits == 4 ? product_of_rows<4, GROUP>(rows) : product_of_rows<8, GROUP>(rows);
 }
 
 // 32-bit units of one panel.
 inline Index integer_panel_size(const Matrix& matrix) {
-  const Index halves = matrix.offset == SYMMETRIC ? 1 : 2;
-  return matrix.units * (halves * PANEL / 2 + matrix.group * matrix.bits / 32 * PANEL);
+  const Index kinds = matrix.offset == SYMMETRIC ? 1 : 2, weights = matrix.group * matrix.bits / 32 * PANEL;
+  if (matrix.blocked == 0) return matrix.units * (kinds * PANEL / 2 + weights);
+  return matrix.units / matrix.blocked * kinds * PANEL / 2 + matrix.units * (kinds * PANEL / 4 + weights);
 }
 
 // Any number of quantized rows, in blocks of nearly equal size; `finish(row, left, right)` gets each row's sums.
@@ -190,8 +240,7 @@ inline void rows_times_integers(const std::int8_t* rows, Index count, const Unit
   for (Index block = 0; block < blocks; block++) {
     const Range own = share(count, static_cast<int>(block), static_cast<int>(blocks));
     const Index size = own.end - own.begin;
-    const IntegerProduct product = matrix.bits == 4 ? product_of_rows<4>(size) : product_of_rows<8>(size);
-    product(rows + own.begin * stride, stride, panel, matrix, sums);
+    product_of(matrix, size)(rows + own.begin * stride, stride, panel, matrix, sums);
     for (Index r = 0; r < size; r++) finish(own.begin + r, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
   }
 }

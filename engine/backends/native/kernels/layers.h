@@ -85,7 +85,7 @@ template <typename T, typename S>
 inline void attend_rows(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
                         const float* angles, const Space& space, const Progress& partials) {
   T *qkv = static_cast<T*>(space.qkv), *attended = static_cast<T*>(space.attended);
-  const Index query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
+  const Index query_width = shape.heads * shape.dim, qkv_width = all_columns(layer.qkv);
   const Cache<S> cache{static_cast<S*>(layer.cache), shape.kv_heads, shape.dim};
   const Range mine = worker.share(batch.rows);
   for (Index row = mine.begin; row < mine.end; row++)
@@ -100,7 +100,7 @@ template <typename T>
 inline void run_attention(const Worker& worker, const Layer& layer, const Shape& shape, const Batch& batch,
                           const float* angles, const Space& space, const Progress& partials) {
   T *normed = static_cast<T*>(space.normed), *qkv = static_cast<T*>(space.qkv);
-  const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = layer.qkv.columns;
+  const Index rows = batch.rows, query_width = shape.heads * shape.dim, qkv_width = all_columns(layer.qkv);
   const Range mine = worker.share(rows);
   for (Index row = mine.begin; row < mine.end; row++)
     rms_norm(space.hidden + row * shape.hidden, layer.before_attention, shape.hidden, shape.epsilon,

@@ -132,16 +132,23 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
   }
 }
 
-// out[rows, columns] = a x matrix.
+// The first `columns` of a panel's.
+template <typename Out>
+inline void store_panel(Out* to, Floats left, Floats right, Index columns) {
+  store(to, left, first_lanes(columns));
+  if (columns > LANES) store(to + LANES, right, first_lanes(columns - LANES));
+}
+
+// out[rows, all columns] = a x matrix and those after it.
 template <typename T, typename Out>
 inline void multiply_into(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                           Out* out, Index out_stride) {
-  multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, Floats left, Floats right) {
-    Out* to = out + row * out_stride + panel * PANEL;
-    const Index columns = matrix.columns - panel * PANEL;
-    store(to, left, first_lanes(columns));
-    if (columns > LANES) store(to + LANES, right, first_lanes(columns - LANES));
-  });
+  for (const Matrix* part = &matrix; part != nullptr; out += part->columns, part = part->next) {
+    if (part != &matrix) worker.barrier();  // before rows are quantized anew
+    multiply(worker, a, row_stride, rows, *part, [&](Index row, Index panel, Floats left, Floats right) {
+      store_panel(out + row * out_stride + panel * PANEL, left, right, part->columns - panel * PANEL);
+    });
+  }
 }
 
 // sum[rows, columns] += a x matrix.
@@ -160,10 +167,30 @@ inline void multiply_onto(const Worker& worker, const T* a, Index row_stride, In
   });
 }
 
-// out[rows, out_width] = silu(gate) * up; every panel holds LANES columns of gate and the same of up.
+// out[rows, out_width] = silu(gate) * up, of a matrix each.
+template <typename T>
+inline void multiply_gated_apart(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& gate,
+                                 const Matrix& up, T* out, Index out_width) {
+  multiply(worker, a, row_stride, rows, gate, [&](Index row, Index panel, Floats left, Floats right) {
+    store_panel(out + row * out_width + panel * PANEL, silu(left), silu(right), out_width - panel * PANEL);
+  });
+  worker.barrier();
+  multiply(worker, a, row_stride, rows, up, [&](Index row, Index panel, Floats left, Floats right) {
+    T* to = out + row * out_width + panel * PANEL;
+    const Index columns = out_width - panel * PANEL;
+    const Floats first = load(to, first_lanes(columns));
+    const Floats second = columns > LANES ? load(to + LANES, first_lanes(columns - LANES)) : zero();
+    store_panel(to, first * left, second * right, columns);
+  });
+}
+
+// out[rows, out_width] = silu(gate) * up; every panel holds LANES columns of gate and the same of up, unless they are
+// two matrices.
 template <typename T>
 inline void multiply_gated(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix, T* out,
                            Index out_width) {
+  if (matrix.next != nullptr)
+    return multiply_gated_apart(worker, a, row_stride, rows, matrix, *matrix.next, out, out_width);
   multiply(worker, a, row_stride, rows, matrix, [&](Index row, Index panel, Floats gate, Floats up) {
     const Index column = panel * LANES;
     store(out + row * out_width + column, silu(gate) * up, first_lanes(out_width - column));

@@ -18,9 +18,18 @@ struct Matrix {
   Index units, columns;  // units: of numbers; of integers, their groups
   Index bits;            // 0: numbers of the activations' type; 4 or 8: integers
   Index width;           // of integers: K without padding
-  Index group;           // of integers: how many of K share a scale, a multiple of GROUP
+  Index group;           // of integers: how many of K share a scale, HALF_GROUP or a multiple of GROUP
   Index offset;          // of integers: see `Offset`
+  Index blocked;         // of integers: groups of a super-block, see `integers.h`; 0: there are none
+  const Matrix* next;    // the columns after these, over the same rows, or null
 };
+
+// Columns of a matrix and of those after it.
+inline Index all_columns(const Matrix& matrix) {
+  Index columns = 0;
+  for (const Matrix* part = &matrix; part != nullptr; part = part->next) columns += part->columns;
+  return columns;
+}
 
 inline Index num_panels(Index columns) { return (columns + PANEL - 1) / PANEL; }
 
