@@ -128,11 +128,23 @@ def write_gguf(path: Path, model: Any, kinds: dict[str, Kind] | None = None, **c
     return path
 
 
-def random_blocks(kind: Kind, rows: int, columns: int) -> numpy.ndarray[Any, Any]:
-    """Bytes of a matrix of a type that the `gguf` package cannot write, uint8 [rows, bytes]; factors are near 0.01."""
+# Where a block's float16 factors are, and how many times the scale each is: minimums put numbers around 0.
+FACTORS = {
+    Kind.Q4_0: ((0, 1),),
+    Kind.Q4_1: ((0, 1), (2, -7.5)),
+    Kind.Q5_0: ((0, 1),),
+    Kind.Q5_1: ((0, 1), (2, -15.5)),
+    Kind.Q8_0: ((0, 1),),
+    Kind.Q4_K: ((0, 1), (2, 7.5)),
+    Kind.Q5_K: ((0, 1), (2, 15.5)),
+    Kind.Q6_K: ((208, 1),),
+}
+
+
+def random_blocks(kind: Kind, rows: int, columns: int, scale: float = 0.01) -> numpy.ndarray[Any, Any]:
+    """Bytes of a matrix, uint8 [rows, bytes], also of types that the `gguf` package cannot write; factors are alike."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     made = torch.randint(0, 256, (rows * columns // block, size), dtype=torch.uint8).numpy()
-    factor = numpy.frombuffer(numpy.float16(0.01).tobytes(), numpy.uint8)
-    for place in {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}[kind]:
-        made[:, place : place + 2] = factor
+    for place, times in FACTORS[kind]:
+        made[:, place : place + 2] = numpy.frombuffer(numpy.float16(scale * times).tobytes(), numpy.uint8)
     return made.reshape(rows, -1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
-from engine.backends.native.weights import IntegerMatrix, native_linear
+from engine.backends.native.weights import KEPT_GROUPS, IntegerMatrix, native_linear
 from engine.costs.limits import predict_memory
 from engine.device import Device
 from engine.loading import load_checkpoint
@@ -22,13 +22,10 @@ from engine.quantized.integers import IntegerWeight, rounded
 from tests.engine.harness import CPU
 from tests.engine.kernel_builds import every_build as every_build
 from tests.engine.test_quantized import CASES, write_quantized
-from tests.gguf_models import write_gguf
 from tests.properties import cases
 from training.random_models import byte_tokenizer, llama_config, random_model
-from turnout import gguf_files
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import TurnoutError
-from turnout.gguf_files import described
 from turnout.types import SamplingParams
 
 OFFSETS = ("none", "zeros", "minimums")
@@ -59,8 +56,7 @@ def to_bytes(rows: torch.Tensor, group: int) -> torch.Tensor:
     rows=st.integers(1, 20),
     half_width=st.integers(1, 150),
     columns=st.integers(1, 70),
-    bits=st.sampled_from([4, 8]),
-    group=st.sampled_from([32, 64, 128]),
+    sizes=st.sampled_from([(bits, group) for bits, groups in KEPT_GROUPS.items() for group in groups]),
     offset=st.sampled_from(OFFSETS),
     biased=st.booleans(),
     seed=st.integers(0, 1000),
@@ -71,16 +67,49 @@ def test_products_are_those_of_the_numbers_and_of_each_row_alone(
     rows: int,
     half_width: int,
     columns: int,
-    bits: int,
-    group: int,
+    sizes: tuple[int, int],
     offset: str,
     biased: bool,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    weight = random_integers(columns, 2 * half_width, bits, group, offset)
-    bias = torch.randn(columns) if biased else None
-    hidden = torch.randn(rows, 2 * half_width).to(dtype)
+    weight = random_integers(columns, 2 * half_width, *sizes, offset)
+    check_products(weight, dtype, rows, torch.randn(columns) if biased else None)
+
+
+SUPER_BLOCKS = ((4, 32, "minimums"), (8, 32, "minimums"), (8, 16, "none"), (4, 32, "none"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(
+    rows=st.integers(1, 20),
+    blocks=st.integers(1, 3),
+    columns=st.integers(1, 70),
+    kind=st.sampled_from(SUPER_BLOCKS),
+    seed=st.integers(0, 1000),
+)
+@cases(25)
+def test_products_with_super_blocks_are_too(
+    dtype: torch.dtype, rows: int, blocks: int, columns: int, kind: tuple[int, int, str], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    check_products(random_super_blocks(columns, 256 * blocks, *kind), dtype, rows, None)
+
+
+def random_super_blocks(columns: int, width: int, bits: int, group: int, offset: str) -> IntegerWeight:
+    made = random_integers(columns, width, bits, group, offset)
+    with_minimums = offset == "minimums"
+    return replace(
+        made,
+        scales=torch.randint(-128, 128, made.scales.shape).to(torch.int8),
+        minimums=torch.randint(0, 64, made.scales.shape).to(torch.int8) if with_minimums else None,
+        blocks=torch.randn(columns, width // 256, 1 + with_minimums).half(),
+    )
+
+
+def check_products(weight: IntegerWeight, dtype: torch.dtype, rows: int, bias: torch.Tensor | None) -> None:
+    (columns, width), group = weight.codes.shape, weight.group
+    hidden = torch.randn(rows, width).to(dtype)
     hidden[0, ::3] = 0
     matrix = IntegerMatrix(weight, bias, dtype)
     got = matrix(hidden, wide=True)
@@ -153,23 +182,6 @@ def test_stored_integers_stand_for_exactly_the_weights(case: str, tmp_path: Path
 @pytest.mark.parametrize("case", ["gptq, 4 bits, by activation, second format", "fp8, channel"])
 def test_what_integers_cannot_hold_is_left_dense(case: str, tmp_path: Path) -> None:
     assert all(integers is None for integers, _ in stored_of(case, tmp_path))
-
-
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
-def test_gguf_blocks_are_kept_in_the_order_of_the_rows(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine.quantized.loading import made_weights
-
-    monkeypatch.setattr(gguf_files, "_cache", lambda: tmp_path)
-    model = random_model(llama_config(num_hidden_layers=1), seed=3)
-    folder = described(write_gguf(tmp_path / "model.gguf", model, {"attn_q.weight": kind, "ffn_down.weight": kind}))
-    with made_weights(folder, torch.float32, "model") as state:
-        assert state is not None
-        for name in ("self_attn.q_proj", "mlp.down_proj"):
-            lazy = state[f"model.layers.0.{name}.weight"]
-            assert torch.equal(lazy.integers().dense(), lazy[...])
-        assert state["model.layers.0.mlp.up_proj.weight"].integers() is None
 
 
 @pytest.fixture
