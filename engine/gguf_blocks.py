@@ -1,6 +1,6 @@
 """Blocks of quantized GGUF tensors as integers in groups, which stand for the numbers that llama.cpp makes of them.
 
-Layouts are those of ggml's `ggml-common.h`. Types of 5 and 6 bits are kept in 8; no number changes.
+Layouts are those of ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def _q4_1(raw: torch.Tensor) -> IntegerWeight:
 def _q5_0(raw: torch.Tensor) -> IntegerWeight:
     """A float16 scale, the highest bits of 32 numbers of 5 bits, and their rest; 16 is taken."""
     codes = _with_high_bits(_nibbles(raw[..., 6:]), raw[..., 2:6])
-    return IntegerWeight((codes - 16).to(torch.int8), _halves(raw[..., :2])[..., 0])
+    return IntegerWeight(codes, _halves(raw[..., :2])[..., 0], small_bits=5)
 
 
 def _q5_1(raw: torch.Tensor) -> IntegerWeight:
     """As Q5_0, with a float16 minimum after the scale."""
     codes = _with_high_bits(_nibbles(raw[..., 8:]), raw[..., 4:8])
     scales, minimums = _halves(raw[..., :4]).unbind(-1)
-    return IntegerWeight(codes, scales, minimums=minimums)
+    return IntegerWeight(codes, scales, minimums=minimums, small_bits=5)
 
 
 def _q8_0(raw: torch.Tensor) -> IntegerWeight:
@@ -74,7 +74,7 @@ def _q5_k(raw: torch.Tensor) -> IntegerWeight:
     """As Q4_K, with the fifth bits in between: of the numbers in one place of each group, one byte."""
     high = raw[..., None, 16:48] >> HIGH_BITS[:, None] & 1
     codes = _pairs_of_32(raw[..., 48:]).unflatten(2, (8, 32)) | high << 4
-    return IntegerWeight(_flat(codes).to(torch.int8), **_scales_and_minimums(raw))
+    return IntegerWeight(_flat(codes), **_scales_and_minimums(raw), small_bits=5)
 
 
 def _q6_k(raw: torch.Tensor) -> IntegerWeight:
@@ -83,7 +83,7 @@ def _q6_k(raw: torch.Tensor) -> IntegerWeight:
     high = raw[..., 128:192].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
     codes = low.reshape(high.shape) | high << 4
     scales = _flat(raw[..., 192:208]).view(torch.int8)
-    return IntegerWeight(_flat(codes).to(torch.int8) - 32, scales, group=16, blocks=_halves(raw[..., 208:]))
+    return IntegerWeight(_flat(codes), scales, group=16, blocks=_halves(raw[..., 208:]), small_bits=6)
 
 
 UNPACKED: dict[str, Callable[[torch.Tensor], IntegerWeight]] = {
@@ -113,9 +113,9 @@ def _nibbles(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _with_high_bits(codes: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """int8 numbers [rows, width] with a fifth bit, the lowest one first [rows, blocks, 4]."""
+    """Numbers [rows, width] with a fifth bit, the lowest one first [rows, blocks, 4]."""
     bits = raw[..., None] >> HIGH_BITS & 1
-    return (codes | bits.flatten(1) << 4).to(torch.int8)
+    return codes | bits.flatten(1) << 4
 
 
 def _pairs_of_32(raw: torch.Tensor) -> torch.Tensor:

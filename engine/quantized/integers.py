@@ -23,13 +23,14 @@ class IntegerWeight:
     """A linear layer's weight [rows, width]: scale * (q - zero), or scale * q + minimum; in groups of a row's inputs.
 
     Attributes:
-        codes: uint8 of 0 to 15 (4 bits), or int8 [rows, width].
+        codes: uint8 of `small_bits`, or int8 (8 bits) [rows, width].
         scales: float16 [rows, groups]; with `blocks` int8.
-        zeros: float16 [rows, groups], whole numbers; None: 8 of 4 bits, 0 of 8.
+        zeros: float16 [rows, groups], whole numbers; None: 8 of 4 bits, 16 of 5, 32 of 6, 0 of 8.
         minimums: of the type of `scales` [rows, groups], in place of zeros.
         group: inputs of a group; the last one may be cut off.
         blocks: float16 [rows, super-blocks, 1 or 2]: what the scales, and the minimums, of a super-block's groups are
             multiplied with; there are no zeros then, and the super-blocks make up the width.
+        small_bits: 4, 5 or 6, of codes that are uint8.
     """
 
     codes: torch.Tensor
@@ -38,11 +39,12 @@ class IntegerWeight:
     minimums: torch.Tensor | None = None
     group: int = GROUP
     blocks: torch.Tensor | None = None
+    small_bits: int = 4
 
     @property
-    def bits(self) -> Bits:
+    def bits(self) -> int:
         """Of an integer."""
-        return 4 if self.codes.dtype == torch.uint8 else 8
+        return self.small_bits if self.codes.dtype == torch.uint8 else 8
 
     @property
     def kind(self) -> tuple[int, int, bool, bool, int]:
@@ -58,7 +60,8 @@ class IntegerWeight:
         rows, width = self.codes.shape
         numbers = self._grouped(self.codes.float())
         if self.minimums is None:
-            zeros = (8.0 if self.bits == 4 else 0.0) if self.zeros is None else self.zeros.float()[..., None]
+            middle = 0 if self.bits == 8 else 1 << (self.bits - 1)
+            zeros = middle if self.zeros is None else self.zeros.float()[..., None]
             numbers = (numbers - zeros) * self._factors(self.scales, 0)
         else:
             numbers = numbers * self._factors(self.scales, 0) + self._factors(self.minimums, 1)
@@ -101,6 +104,7 @@ class IntegerWeight:
             together([weight.minimums for weight in weights]),
             weights[0].group,
             together([weight.blocks for weight in weights]),
+            weights[0].small_bits,
         )
 
     @property

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
-from engine.backends.native.weights import KEPT_GROUPS, IntegerMatrix, native_linear
+from engine.backends.native.weights import STEPS, IntegerMatrix, native_linear
 from engine.costs.limits import predict_memory
 from engine.device import Device
 from engine.loading import load_checkpoint
@@ -33,13 +33,14 @@ OFFSETS = ("none", "zeros", "minimums")
 
 def random_integers(columns: int, width: int, bits: int, group: int, offset: str) -> IntegerWeight:
     shape = (columns, -(-width // group))
-    four = torch.randint(0, 16, (columns, width), dtype=torch.uint8)
+    small = torch.randint(0, 1 << bits, (columns, width), dtype=torch.uint8) if bits < 8 else None
     return IntegerWeight(
-        four if bits == 4 else torch.randint(-128, 128, (columns, width)).to(torch.int8),
+        torch.randint(-128, 128, (columns, width)).to(torch.int8) if small is None else small,
         torch.rand(shape).half(),
         torch.randint(0, 17, shape).half() if offset == "zeros" else None,
         torch.randn(shape).half() if offset == "minimums" else None,
         group,
+        small_bits=min(bits, 6),
     )
 
 
@@ -56,7 +57,7 @@ def to_bytes(rows: torch.Tensor, group: int) -> torch.Tensor:
     rows=st.integers(1, 20),
     half_width=st.integers(1, 150),
     columns=st.integers(1, 70),
-    sizes=st.sampled_from([(bits, group) for bits, groups in KEPT_GROUPS.items() for group in groups]),
+    sizes=st.sampled_from([(bits, group) for bits, step in STEPS.items() for group in {step, 32, 64, 128}]),
     offset=st.sampled_from(OFFSETS),
     biased=st.booleans(),
     seed=st.integers(0, 1000),
@@ -77,7 +78,7 @@ def test_products_are_those_of_the_numbers_and_of_each_row_alone(
     check_products(weight, dtype, rows, torch.randn(columns) if biased else None)
 
 
-SUPER_BLOCKS = ((4, 32, "minimums"), (8, 32, "minimums"), (8, 16, "none"), (4, 32, "none"))
+SUPER_BLOCKS = ((4, 32, "minimums"), (5, 32, "minimums"), (6, 16, "none"), (8, 32, "minimums"), (4, 32, "none"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -123,12 +124,12 @@ def check_products(weight: IntegerWeight, dtype: torch.dtype, rows: int, bias: t
 
 
 def test_rows_of_nothing_and_the_largest_integers_do_not_overflow() -> None:
-    for bits, code in ((4, 15), (8, -128)):
-        codes = torch.full((5, 128), code, dtype=torch.uint8 if bits == 4 else torch.int8)
-        weight = IntegerWeight(codes, torch.ones(5, 1).half(), group=128)
+    for bits, code in ((4, 15), (5, 31), (6, 63), (8, -128)):
+        codes = torch.full((5, 128), code, dtype=torch.uint8 if bits < 8 else torch.int8)
+        weight = IntegerWeight(codes, torch.ones(5, 1).half(), group=128, small_bits=min(bits, 6))
         hidden = torch.stack([torch.zeros(128), torch.full((128,), -3.0), torch.full((128,), 3.0)])
         got = IntegerMatrix(weight, None, torch.float32)(hidden)
-        value = code - 8 if bits == 4 else code
+        value = code if bits == 8 else code - (1 << (bits - 1))
         torch.testing.assert_close(got, torch.tensor([[0.0], [-384.0 * value], [384.0 * value]]).expand(3, 5))
 
 

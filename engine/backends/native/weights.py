@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import reduce
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import nn
 from engine.backends.native.library import Matrix, library, panel_columns
 from engine.quantized.integers import IntegerWeight
 
-KEPT_GROUPS = {4: (32, 64, 128), 8: (16, 32, 64, 128)}  # by the bits of an integer
+STEPS = {4: 32, 5: 32, 6: 16, 8: 32}  # by the bits of an integer: how many are multiplied at once
+LARGEST_GROUP = 128
 Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
@@ -176,9 +178,13 @@ class IntegerMatrix(Packed):
 def _words(weight: IntegerWeight) -> torch.Tensor:
     """Integers as int32 [columns, groups, units], padded to whole groups; see `integers.h`."""
     codes = F.pad(weight.codes, (0, -weight.codes.shape[1] % weight.group)).view(torch.uint8)
-    if weight.bits == 4:
-        pairs = codes.view(len(codes), -1, 2, 4)
-        codes = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    if weight.bits < 8:
+        quads = codes.view(len(codes), -1, STEPS[weight.bits] // 4, 4)
+        pairs = (quads & 15).unflatten(2, (-1, 2))
+        codes = pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4
+        if (upper := weight.bits - 4) > 0:
+            parts = [quads[:, :, quad] >> 4 << upper * quad for quad in range(quads.shape[2])]
+            codes = torch.cat([reduce(torch.bitwise_or, parts)[:, :, None], codes], dim=2)
     return _fresh(codes.reshape(len(codes), -1)).view(torch.int32).view(*weight.scales.shape, -1)
 
 
@@ -189,7 +195,7 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 def keeps(weight: IntegerWeight) -> bool:
     """Whether the kernels can multiply with it."""
-    return weight.group in KEPT_GROUPS[weight.bits]
+    return weight.group % STEPS[weight.bits] == 0 and weight.group <= LARGEST_GROUP
 
 
 def product_of(linears: Sequence[Any], dtype: torch.dtype, join: Join | None = None) -> Product:

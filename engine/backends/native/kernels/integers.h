@@ -1,8 +1,8 @@
-// Products with weights of 4 or 8 bits whose groups share a scale, over rows quantized to 8 bits in the same groups.
+// Products with weights of 4 to 8 bits whose groups share a scale, over rows quantized to 8 bits in the same groups.
 //
 // Panel layout: [panels][groups] of a float16 scale for each column, a float16 zero or minimum where there are any, and
 // [units][PANEL columns] units. A unit of 8 bits is four of K; of 4 bits eight: the first four in the low halves of its
-// bytes. With super-blocks: [panels][super-blocks] of the float16 numbers, then a signed byte for each group and column
+// bytes. 32 of K of 5 bits, and 16 of 6, are a unit of their upper bits, then units of the lower 4. With super-blocks: [panels][super-blocks] of the float16 numbers, then a signed byte for each group and column
 // that they are multiplied with to be its scale, the same for its minimum, then the units of all groups. Sums inside a group are integers, hence exact; groups are added in their order. So a row's result depends
 // neither on the rows that are multiplied with it nor on the instructions.
 #pragma once
@@ -14,6 +14,7 @@
 namespace turnout {
 
 constexpr Index GROUP = 32, HALF_GROUP = 16;
+constexpr int step_of(int bits) { return bits == 6 ? HALF_GROUP : GROUP; }  // of K, that are multiplied at once
 constexpr Index AHEAD_BYTES = 8192;  // how far ahead a panel is fetched
 
 // What precedes the `group` integers of one row's group; `start` is what its dots begin with.
@@ -58,7 +59,8 @@ inline void quantize_group(const T* from, Index count, Index group, std::int32_t
 // Round one row to 8 bits with a scale for each group; beyond the matrix's width it is 0.
 template <typename T>
 inline void quantize_row(const T* from, const Matrix& matrix, std::int8_t* to) {
-  const std::int32_t taken = matrix.bits == 8 ? BYTES_TAKEN : matrix.offset == SYMMETRIC ? 8 : 0;
+  const std::int32_t middle = matrix.offset == SYMMETRIC ? 1 << (matrix.bits - 1) : 0;
+  const std::int32_t taken = matrix.bits == 8 ? BYTES_TAKEN : middle;
   const Index group = matrix.group, step = static_cast<Index>(sizeof(RowGroup)) + group;
   for (Index start = 0; start < matrix.width; start += group, to += step) {
     const Index count = std::min(group, matrix.width - start);
@@ -113,20 +115,51 @@ inline const Unit* read_factors(const Unit* panel, const Matrix& matrix, SuperBl
   return panel;
 }
 
-// Add the products of STEP of K to the sums of MR rows, whose integers begin at `at`; returns where the panel continues.
-template <int BITS, int STEP, int MR>
+inline void fetch_ahead(const Unit* unit) {
+  _mm_prefetch(reinterpret_cast<const char*>(unit) + AHEAD_BYTES, _MM_HINT_T1);
+  if (PANEL * sizeof(Unit) > 64)  // a cache line
+    _mm_prefetch(reinterpret_cast<const char*>(unit + LANES) + AHEAD_BYTES, _MM_HINT_T1);
+}
+
+// Add the products of `step_of` of K, of 5 or 6 bits, to the sums of MR rows, whose integers begin at `at`; returns where
+// the panel continues.
+template <int BITS, int MR>
+inline const Unit* add_split_products(const Unit* panel, const std::int8_t* const* rows, Index at,
+                                      Units (&sums)[MR][2]) {
+  constexpr int QUADS = step_of(BITS) / 4, UPPER = BITS - 4, MASK = ((1 << UPPER) - 1) << 4;
+  static_assert(QUADS * UPPER == 8);
+  fetch_ahead(panel);
+  const Units upper[2] = {load_units(panel), load_units(panel + LANES)};
+#pragma GCC unroll 8
+  for (int quad = 0; quad < QUADS; quad++) {
+    const Unit* unit = panel + (1 + quad / 2) * PANEL;
+    if (quad % 2 == 0) fetch_ahead(unit);
+    Units weights[2];
+    for (int v = 0; v < 2; v++) {
+      const Units both = load_units(unit + v * LANES), low = quad % 2 == 0 ? low_nibbles(both) : high_nibbles(both);
+      weights[v] = with_bits(low, upper[v], 4 - UPPER * quad, MASK);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++) {
+      const Units numbers = fill_from(rows[r], at + 4 * quad);
+      for (int v = 0; v < 2; v++) sums[r][v] = dot_small(sums[r][v], weights[v], numbers);
+    }
+  }
+  return panel + (1 + QUADS / 2) * PANEL;
+}
+
+// The same of GROUP of K, of 4 or 8 bits.
+template <int BITS, int MR>
 inline const Unit* add_products(const Unit* panel, const std::int8_t* const* rows, Index at, Units (&sums)[MR][2]) {
   Units parts[MR][2];
 #pragma GCC unroll 8
   for (int r = 0; r < MR; r++)
     for (int v = 0; v < 2; v++) parts[r][v] = DOTS_ARE_WHOLE ? sums[r][v] : no_units();
-  constexpr int UNITS = STEP * BITS / 32;
+  constexpr int UNITS = GROUP * BITS / 32;
 #pragma GCC unroll 8
   for (int u = 0; u < UNITS; u++) {
     const Unit* unit = panel + u * PANEL;
-    _mm_prefetch(reinterpret_cast<const char*>(unit) + AHEAD_BYTES, _MM_HINT_T1);
-    if (PANEL * sizeof(Unit) > 64)  // a cache line
-      _mm_prefetch(reinterpret_cast<const char*>(unit + LANES) + AHEAD_BYTES, _MM_HINT_T1);
+    fetch_ahead(unit);
     const Units both[2] = {load_units(unit), load_units(unit + LANES)};
     if constexpr (BITS == 8) {
       const Units weights[2] = {dot_side(both[0]), dot_side(both[1])};
@@ -159,7 +192,7 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
 }
 
 // sums[MR, PANEL] = quantized rows x panel.
-template <int BITS, int STEP, int MR>
+template <int BITS, int MR>
 [[gnu::noinline]] void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix,
                                        float* sums) {
   const Index kind = matrix.offset, step = static_cast<Index>(sizeof(RowGroup)) + matrix.group;
@@ -186,8 +219,11 @@ template <int BITS, int STEP, int MR>
     Units whole[MR][2];
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) whole[r][0] = whole[r][1] = fill_from(rows[r], offsetof(RowGroup, start));
-    for (Index at = sizeof(RowGroup); at < step; at += STEP)
-      panel = add_products<BITS, STEP, MR>(panel, rows, at, whole);
+    for (Index at = sizeof(RowGroup); at < step; at += step_of(BITS))
+      if constexpr (BITS == 5 || BITS == 6)
+        panel = add_split_products<BITS, MR>(panel, rows, at, whole);
+      else
+        panel = add_products<BITS, MR>(panel, rows, at, whole);
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) {
       const Floats row_scale = as_floats(fill_from(rows[r], offsetof(RowGroup, scale)));
@@ -206,22 +242,30 @@ template <int BITS, int STEP, int MR>
 
 using IntegerProduct = void (*)(const std::int8_t*, Index, const Unit*, const Matrix&, float*);
 
-template <int BITS, int STEP>
+template <int BITS>
 inline IntegerProduct product_of_rows(Index rows) {
   switch (rows) {
 #define CASE(MR) \
   case MR:       \
-    return integer_product<BITS, STEP, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
+    return integer_product<BITS, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #undef CASE
     default:
-      return integer_product<BITS, STEP, INTEGER_ROWS>;
+      return integer_product<BITS, INTEGER_ROWS>;
   }
 }
 
 inline IntegerProduct product_of(const Matrix& matrix, Index rows) {
-  if (matrix.group == HALF_GROUP) return product_of_rows<8, HALF_GROUP>(rows);
-  return matrix.bits == 4 ? product_of_rows<4, GROUP>(rows) : product_of_rows<8, GROUP>(rows);
+  switch (matrix.bits) {
+    case 4:
+      return product_of_rows<4>(rows);
+    case 5:
+      return product_of_rows<5>(rows);
+    case 6:
+      return product_of_rows<6>(rows);
+    default:
+      return product_of_rows<8>(rows);
+  }
 }
 
 // 32-bit units of one panel.

@@ -193,6 +193,13 @@ inline Units lower_digit(Units x) { return _mm256_and_si256(x, _mm256_set1_epi32
 inline Units low_nibbles(Units x) { return _mm256_and_si256(x, _mm256_set1_epi8(0x0F)); }
 inline Units high_nibbles(Units x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
+// What is in `mask` of every byte of x, moved up by `places` (down where that is negative); and added to `low`, which
+// lacks these bits.
+inline Units with_bits(Units low, Units x, int places, int mask) {
+  const Units moved = places < 0 ? _mm256_srli_epi16(x, -places) : _mm256_slli_epi16(x, places);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask))));
+}
+
 // Sums of four products in every lane; see `lanes512.h`.
 #ifdef __AVXVNNI__
 constexpr bool DOTS_ARE_WHOLE = true;

@@ -151,6 +151,13 @@ inline Units lower_digit(Units x) { return _mm512_and_si512(x, _mm512_set1_epi32
 inline Units low_nibbles(Units x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0F)); }
 inline Units high_nibbles(Units x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
 
+// What is in `mask` of every byte of x, moved up by `places` (down where that is negative); and added to `low`, which
+// lacks these bits.
+inline Units with_bits(Units low, Units x, int places, int mask) {
+  const Units moved = places < 0 ? _mm512_srli_epi16(x, -places) : _mm512_slli_epi16(x, places);
+  return _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask))));
+}
+
 // Sums of four products in every lane. `dot_halves` takes 4-bit numbers, unsigned, times signed bytes; GROUP of them
 // add up before `whole_dots` makes sums of 32 bits of them. `dot_bytes` takes signed bytes; its sums are too large by
 // BYTES_TAKEN times the row's own. `dot_small` takes bytes from 0 to 127 times signed ones.
