@@ -41,8 +41,8 @@ class ModelConfig(Section):
         Field(
             description="how the compiled CPU kernels keep the weights of linear layers: dense, as numbers of dtype;"
             " stored, as the integers of a GGUF (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K), GPTQ, AWQ or"
-            " compressed-tensors checkpoint where they can be held exactly; int8 or int4, rounded to integers in groups of 32 (the head always to int8). Of"
-            " integers, the layers' inputs are rounded to 8 bits"
+            " compressed-tensors checkpoint where they can be held exactly; int8 or int4, rounded to integers in groups"
+            " of 32 (the head always to int8). Of integers, the layers' inputs are rounded to 8 bits"
         ),
     ] = "dense"
     kv_dtype: Annotated[
