@@ -67,14 +67,14 @@ def _q8_0(raw: torch.Tensor) -> IntegerWeight:
 
 def _q4_k(raw: torch.Tensor) -> IntegerWeight:
     """Two float16 factors, 8 scales and minimums of 6 bits, and 8 times 32 numbers of 4 bits."""
-    return IntegerWeight(_pairs_of_32(raw[..., 16:]).flatten(1), **_scales_and_minimums(raw))
+    return _super_blocks(raw, _pairs_of_32(raw[..., 16:]), 4)
 
 
 def _q5_k(raw: torch.Tensor) -> IntegerWeight:
     """As Q4_K, with the fifth bits in between: of the numbers in one place of each group, one byte."""
     high = raw[..., None, 16:48] >> HIGH_BITS[:, None] & 1
     codes = _pairs_of_32(raw[..., 48:]).unflatten(2, (8, 32)) | high << 4
-    return IntegerWeight(_flat(codes), **_scales_and_minimums(raw), small_bits=5)
+    return _super_blocks(raw, codes, 5)
 
 
 def _q6_k(raw: torch.Tensor) -> IntegerWeight:
@@ -124,14 +124,16 @@ def _pairs_of_32(raw: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts & 15, parts >> 4], dim=3).flatten(2)
 
 
-def _scales_and_minimums(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of the first 16 bytes of Q4_K and Q5_K; what they call a minimum is taken, not added."""
+def _super_blocks(raw: torch.Tensor, codes: torch.Tensor, bits: int) -> IntegerWeight:
+    """Q4_K or Q5_K, whose first 16 bytes are factors; what they call a minimum is taken, not added."""
     factors = _halves(raw[..., :4])
     scale, least, rest = raw[..., 4:16].unflatten(2, (3, 4)).unbind(2)
     scales = torch.cat([scale & 63, rest & 15 | scale >> 2 & 48], dim=2)
     minimums = torch.cat([least & 63, rest >> 4 | least >> 2 & 48], dim=2)
-    return {
-        "scales": _flat(scales).view(torch.int8),
-        "minimums": _flat(minimums).view(torch.int8),
-        "blocks": torch.stack([factors[..., 0], -factors[..., 1]], dim=2),
-    }
+    return IntegerWeight(
+        _flat(codes),
+        _flat(scales).view(torch.int8),
+        minimums=_flat(minimums).view(torch.int8),
+        blocks=torch.stack([factors[..., 0], -factors[..., 1]], dim=2),
+        small_bits=bits,
+    )

@@ -79,11 +79,11 @@ class IntegerWeight:
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> IntegerWeight:
         """The weight with its rows (of any number of columns) in another order, or padded with rows of 0."""
+        codes, scales = change(self.codes), change(self.scales)
         zeros, minimums, blocks = (
             None if each is None else change(each) for each in (self.zeros, self.minimums, self.blocks)
         )
-        changed = {"codes": change(self.codes), "scales": change(self.scales), "zeros": zeros}
-        return replace(self, **changed, minimums=minimums, blocks=blocks)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, minimums=minimums, blocks=blocks)
 
     @staticmethod
     def joined(
