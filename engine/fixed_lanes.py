@@ -104,7 +104,7 @@ async def fixed_forward(model: EngineModel, seq: Sequence, op: FixedForward) -> 
     device = model.batcher.device
     async with device.fixed_turn:
         if seq.low_priority:
-            await _let_steps_pass(device)
+            await let_steps_pass(device)
         async with device.quiet():
             started, lanes.busy = time.perf_counter(), True
             try:
@@ -121,7 +121,7 @@ async def fixed_forward(model: EngineModel, seq: Sequence, op: FixedForward) -> 
     return FixedRows(logits, f"{model.numerics} {model.dtype} {model.weights} torch {torch.__version__}")
 
 
-async def _let_steps_pass(device: Device) -> None:
+async def let_steps_pass(device: Device) -> None:
     """Wait while interactive requests have operations, for a few steps of theirs at most."""
     for _ in range(STEPS_BEFORE):
         if not any(member.has(low_priority=False) for member in device.members):

@@ -33,6 +33,7 @@ from engine.rope import length_notes
 from engine.runner import Runner
 from engine.scheduler.batcher import Batcher
 from engine.scheduler.limits import Limits
+from engine.soft_likelihood import SoftReaders
 from turnout.calls import CacheStats, MemberStats
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import invalid
@@ -66,6 +67,8 @@ class EngineModel(PoolMember):
         notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
         draft_vocabulary: the ids that drafters may propose with this model; None: all.
         lanes: caches of forwards of a fixed shape, by the sequence that owns them.
+        soft_readers: its weights with a gradient, while a sequence needs them.
+        config: of the model.
         weights: how its linear weights are kept, see `ModelConfig`.
     """
 
@@ -75,7 +78,7 @@ class EngineModel(PoolMember):
         self, name: str, checkpoint: Checkpoint, config: ModelConfig, engine: EngineConfig, device: Device
     ) -> None:
         plan = checkpoint.plan
-        self.name = name
+        self.name, self.config = name, config
         self.architecture = checkpoint.architecture
         self.num_parameters = checkpoint.num_parameters
         self.vocab_size = checkpoint.vocab_size
@@ -115,6 +118,7 @@ class EngineModel(PoolMember):
         self.shared: SharedPrefixes | None = None
         self.spans: SpanReuse | None = None
         self.lanes: dict[Sequence, FixedLanes] = {}
+        self.soft_readers = SoftReaders()
 
     def _table(self, seq: Sequence) -> BlockTable:
         table = self.batcher.tables.get(seq)
@@ -221,6 +225,7 @@ class EngineModel(PoolMember):
             if self.shared is not None:
                 self.shared.release(table)
             self.batcher.release(table)
+        self.soft_readers.release(seq)
         if (lanes := self.lanes.pop(seq, None)) is not None:
             lanes.release()
             self.batcher.device.notify()

@@ -28,9 +28,11 @@ from decoding.partial_forward import Exit
 from decoding.read_spec import Decoded
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
+from decoding.soft_likelihood import SoftLikelihood
 from decoding.verifiers.base import VerifyResult, want_of
 from engine.fixed_lanes import fixed_forward
 from engine.scheduler.queued_operation import QueuedOperation
+from engine.soft_likelihood import soft_likelihood
 from turnout.types import Segment
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 HANDLERS: Handlers[EngineModel] = Handlers()
 HANDLERS.of(FixedForward)(fixed_forward)
+HANDLERS.of(SoftLikelihood)(soft_likelihood)
 
 
 @HANDLERS.of(Extend)

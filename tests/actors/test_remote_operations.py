@@ -16,6 +16,7 @@ from decoding.lengths.fixed import FixedLength
 from decoding.model import Readout, ReadSpec, StopCondition
 from decoding.operations import Decode, Operation, Propose, Verify
 from decoding.sequence import Sequence
+from decoding.soft_likelihood import SoftLikelihood
 from decoding.state import twin
 from decoding.switching.mean_entropy import MeanEntropySwitch
 from decoding.tree import DraftTree
@@ -69,6 +70,20 @@ async def test_forwards_of_a_fixed_shape_are_equal_there_to_the_bit(remote: Remo
     for mine, theirs in zip(*read, strict=True):
         assert torch.equal(mine.logits, theirs.logits)
         assert mine.numerics == theirs.numerics
+
+
+async def test_soft_tokens_have_the_same_gradient_there(remote: RemotePool, local: LocalPool) -> None:
+    logits = torch.randn((2, 3, 261), generator=torch.Generator().manual_seed(1))
+    read = []
+    for model in (local.engines["large"], remote.members["large"]):
+        seq = sequence()
+        scores = await model.do(seq, SoftLikelihood(logits, (65, 66)))
+        assert seq.meter.models["large"].draft_tokens == 2 * (20 + 3 + 2)
+        model.release(seq)
+        read.append(scores)
+    for name in ("fluency", "prediction", "gradient"):
+        assert torch.allclose(*(getattr(each, name) for each in read), atol=1e-5), name
+    assert read[0].gradient.abs().max() > 1e-3
 
 
 async def test_the_mean_of_hidden_states_is_the_same_there(remote: RemotePool, local: LocalPool) -> None:
