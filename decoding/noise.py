@@ -7,6 +7,7 @@ SplitMix64's finaliser (Steele, Lea, Flood 2014), evaluated at a counter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -33,6 +34,7 @@ class Purpose(IntEnum):
     LENGTH = 6
     SELECT = 7
     EXCLUDE = 8
+    LANGEVIN = 9
 
 
 def _mix(x: int) -> int:
@@ -105,12 +107,21 @@ def gumbel(keys: list[int] | Keys, vocab_size: int, device: torch.device) -> tor
     Returns:
         float32 [rows, vocab_size]. `argmax(logits + noise)` is a sample of softmax(logits).
     """
+    return _uniforms(keys, vocab_size, device).log_().neg_().log_().neg_().to(torch.float32)
+
+
+def normal(keys: list[int] | Keys, size: int, device: torch.device) -> torch.Tensor:
+    """Standard normal noise: float32 [rows, size]; arguments as of `gumbel`."""
+    return _uniforms(keys, size, device).mul_(2.0).sub_(1.0).erfinv_().mul_(math.sqrt(2.0)).to(torch.float32)
+
+
+def _uniforms(keys: list[int] | Keys, size: int, device: torch.device) -> torch.Tensor:
+    """Numbers in (0, 1): float64 [rows, size]."""
     rows = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(device)
-    counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    counter = torch.arange(1, size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
     x = rows[:, None] + counter  # wraps modulo 2**64, as the generator asks
     # In place: at large vocabularies the time goes into memory, not arithmetic.
     for shift, factor in ((30, _M1), (27, _M2)):
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
     x.bitwise_xor_((x >> 31).bitwise_and_((1 << 33) - 1))
-    u = x.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
-    return u.log_().neg_().log_().neg_().to(torch.float32)
+    return x.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
