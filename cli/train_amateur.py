@@ -11,7 +11,6 @@ import typer
 from cli.output import print_json, shown_progress
 from cli.output_paths import check_folder, writing
 from cli.train_options import AsJson, Config, Seed, configured_model
-from turnout.errors import invalid
 
 
 def register(app: typer.Typer) -> None:
@@ -38,12 +37,12 @@ def amateur(
     """Tune a copy of a model on false answers: the amateur of the contrast lol. The model stays as it is."""
     from training.amateur import SCHEDULE, exchanged, export, tune
     from training.datastores import answers_of
+    from training.tuned_models import check_new
     from turnout.config import model_path
 
     chosen, _ = configured_model(model, config)
     folder, false = model_path(chosen), answers_of(answers)
-    if out.exists():
-        raise invalid("out", f"{out} exists; remove it or choose another name")
+    check_new(out)
     check_folder(out)
     schedule = replace(SCHEDULE, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
     with shown_progress() as advance:

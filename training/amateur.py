@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,10 @@ from training.datastores import Passage, answered
 from training.fitting import Schedule, fit
 from training.head_runs import Advance
 from training.packing import IGNORED
-from turnout.atomic_files import write_whole
-from turnout.checkpoint_files import TEXT_FILES
+from training.tuned_models import export_tuned
 from turnout.errors import invalid
 
 FEWEST = 8  # answers, of which every eighth is held out
-ABOUT = "amateur.json"
 SCHEDULE = Schedule(steps=200, batch_size=8, learning_rate=2e-5, warmup_steps=20, clip=1.0)
 
 
@@ -98,29 +94,8 @@ def tune(
 
 
 def export(amateur: Amateur, folder: Path, dtype: torch.dtype, out: Path) -> dict[str, Any]:
-    """Write a Hugging Face folder with the tokenizer of `folder`, whole or not at all; returns the report in it.
-
-    Raises:
-        TurnoutError: INVALID_ARGUMENT: there is something at `out` already.
-        OSError: it cannot be written.
-    """
-    if out.exists():
-        raise invalid("out", f"{out} exists; remove it or choose another name")
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        amateur.model.to(dtype).save_pretrained(part)
-        for pattern in TEXT_FILES:
-            for file in sorted(folder.glob(pattern)):
-                if file.is_file() and not (part / file.name).exists():
-                    shutil.copyfile(file, part / file.name)
-        report = {"format": 1, "trainer": "training.amateur", "model": folder.name, **amateur.report}
-        write_whole(part / ABOUT, (json.dumps(report, indent=2) + "\n").encode())
-        part.rename(out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return report
+    """Write it as a model of its own; see `training.tuned_models.export_tuned`."""
+    return export_tuned(amateur.model, amateur.report, __name__, folder, dtype, out)
 
 
 def _loss(model: Any, passages: list[Passage]) -> torch.Tensor:
