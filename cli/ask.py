@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pool.local_pool import LocalPool
     from turnout.client import Client
     from turnout.config import TurnoutConfig
+    from turnout.part_choice import PartChoice
 
 NO_SERVER = ("failed to connect", "DNS resolution failed")  # how gRPC's message begins when no server answers
 
@@ -45,6 +46,8 @@ class Question:
     parse_special: bool = True
     contrast: dict[str, Any] | None = None
     context: str = ""
+    uncertainty: dict[str, Any] | None = None
+    abstain_above: float | None = None
 
     @property
     def messages(self) -> tuple[ChatMessage, ...] | None:
@@ -92,6 +95,8 @@ def ask_server(
             parse_special=question.parse_special,
             context=question.context,
             contrast=question.contrast,
+            uncertainty=question.uncertainty,
+            abstain_above=question.abstain_above,
             **question.sampling,
         ) as stream:
             for chunk in stream:
@@ -139,7 +144,6 @@ async def _finish(events: AsyncIterator[Event], show: Show) -> Usage:
 
 
 def _call(question: Question, pool: str) -> GenerateCall:
-    from turnout.part_choice import PartChoice
     from turnout.registry import validated
     from turnout.types import RouteLimits, SamplingParams
 
@@ -157,9 +161,18 @@ def _call(question: Question, pool: str) -> GenerateCall:
         cache=cache_class(question.cache),
         parse_special=question.parse_special,
         limits=validated(RouteLimits, question.limits, "limits"),
-        contrast=validated(PartChoice, question.contrast, "contrast") if question.contrast is not None else None,
+        contrast=_part(question.contrast, "contrast"),
         context=question.context,
+        uncertainty=_part(question.uncertainty, "uncertainty"),
+        abstain_above=question.abstain_above,
     )
+
+
+def _part(given: dict[str, Any] | None, field: str) -> PartChoice | None:
+    from turnout.part_choice import PartChoice
+    from turnout.registry import validated
+
+    return validated(PartChoice, given, field) if given is not None else None
 
 
 def pool_for(model: str, config: TurnoutConfig) -> str:

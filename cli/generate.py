@@ -43,6 +43,8 @@ def generate(
     processor: Annotated[list[str] | None, typer.Option(metavar=PART, help="Logits processor; repeatable.")] = None,
     contrast: Annotated[str | None, typer.Option(metavar=PART, help="Streams that logits are combined with.")] = None,
     context: Annotated[str, typer.Option(help="Text that the question is about; stands before it.")] = "",
+    uncertainty: Annotated[str | None, typer.Option(metavar=PART, help="What measures the doubt about it.")] = None,
+    abstain_above: Annotated[Rate, typer.Option(help="Doubt above which no answer is given.")] = None,
     max_tokens: Annotated[Count, typer.Option(help="Most tokens generated.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     seed: Annotated[Count, typer.Option(help="Same seed, same tokens.")] = None,
@@ -69,16 +71,13 @@ def generate(
     }  # fmt: skip
     asked: dict[str, Any] = {
         "model": model, "method": method, "deadline_s": deadline_s, "session": session, "explain": explain,
-        "cache": cache, "parse_special": parse_special, "context": context,
-        "contrast": parse_part(contrast, "--contrast") if contrast is not None else None,
+        "cache": cache, "parse_special": parse_special, "context": context, "abstain_above": abstain_above,
+        "chat": chat, "system": system, **_parse_parts(contrast=contrast, uncertainty=uncertainty),
+        "params": parse_params(param or []), "limits": parse_params(limit or [], "--limit"),
     }  # fmt: skip
     question = Question(
         text=read_stdin("prompt") if prompt == "-" else prompt,
-        chat=chat,
-        system=system,
-        params=parse_params(param or []),
         sampling={name: value for name, value in given.items() if value is not None},
-        limits=parse_params(limit or [], "--limit"),
         **asked,
     )
     _answer(question, None if local else address, config, plain, as_json, api_key_file)
@@ -114,6 +113,10 @@ def parse_part(given: str, option: str) -> dict[str, Any]:
     """`name:key=value,key=value` as a choice of a part; the parameters may be left out."""
     name, _, params = given.partition(":")
     return {"name": name, "params": parse_params(NEXT_PARAM.split(params) if params else [], option)}
+
+
+def _parse_parts(**given: str | None) -> dict[str, dict[str, Any]]:
+    return {name: parse_part(part, f"--{name}") for name, part in given.items() if part is not None}
 
 
 def parse_params(given: list[str], option: str = "--param") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from decoding.structures import public_kinds
 from deployments.request_fields import BodyPart
@@ -43,6 +43,22 @@ class Decoding(BodyPart):
             json_schema_extra={"x-read-by": "contrast"},
         ),
     ] = ""
+    uncertainty: Annotated[
+        PartChoice | None,
+        Field(
+            description="what measures the doubt about each answer: a name, or an object with one",
+            json_schema_extra={"x-slot": "uncertainty"},
+        ),
+    ] = None
+    abstain_above: Annotated[
+        FiniteFloat | None,
+        Field(
+            ge=-1e6,
+            le=1e6,
+            description="doubt above which an answer is not given; absent: the doubt is only reported",
+            json_schema_extra={"x-read-by": "uncertainty"},
+        ),
+    ] = None
     structure: Annotated[
         dict[str, Any] | None, Field(description=f"what the text must fit: one of {', '.join(public_kinds())}")
     ] = None

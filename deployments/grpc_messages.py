@@ -74,6 +74,8 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         cache_salt=checked_salt(request.cache_salt),
         contrast=part_of(request.contrast, "contrast") if request.HasField("contrast") else None,
         context=request.context,
+        uncertainty=part_of(request.uncertainty, "uncertainty") if request.HasField("uncertainty") else None,
+        abstain_above=request.abstain_above if request.HasField("abstain_above") else None,
         limits=validated(RouteLimits, {field.name: value for field, value in request.limits.ListFields()}, "limits"),
         tools=tools,
         reasoning=reasoning_mode(request.chat),
@@ -100,6 +102,7 @@ def spelling(request: pb.GenerateRequest) -> dict[str, str]:
     names = {name: f"sampling.{name}" for name in SamplingParams.model_fields}
     names |= {"messages": "chat.messages", "tools": "chat.tools", "method.params": "params"}
     names["reasoning_effort"] = "chat.reasoning_effort"
+    names |= {"method.params.uncertainty": "uncertainty"} if request.HasField("uncertainty") else {}
     calls = len(request.chat.tools) > 0 and request.chat.tool_choice.mode != "none"
     names["structure"] = "chat.tools" if calls else "structure"
     names["structure.answer"] = "structure"

@@ -282,7 +282,7 @@ def _validate(kind: type[B], values: dict[str, Any]) -> B:
 
 def _spelling() -> dict[str, str]:
     names = {name: f"decoding.{name}" for name in ("method", "params", "session", "limits", "processors")}
-    names |= {name: f"decoding.{name}" for name in ("contrast", "context")}
+    names |= {name: f"decoding.{name}" for name in ("contrast", "context", "uncertainty", "abstain_above")}
     return names | {"method.params": "decoding.params"}
 
 
@@ -360,6 +360,7 @@ def _job(
     except TurnoutError as error:
         raise respell(error, names) from None
     structure, names["structure"] = structure_asked(body)
+    names |= {"method.params.uncertainty": "decoding.uncertainty"} if body.decoding.uncertainty is not None else {}
     decoding = body.with_beams(body.decoding, sampling.n, names)
     own = {"token_details": body.decoding.tokens, "processors": tuple(body.decoding.processors)}
     sampling = sampling.model_copy(update={**own, "structure": structure})
@@ -382,6 +383,8 @@ def _job(
             cache_salt=body.cache_salt,
             contrast=body.decoding.contrast,
             context=body.decoding.context,
+            uncertainty=body.decoding.uncertainty,
+            abstain_above=body.decoding.abstain_above,
         )
         for prompt, messages in inputs
     )

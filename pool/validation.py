@@ -11,6 +11,7 @@ from typing import Any
 from decoding.constraints.base import Constraint
 from decoding.thinking import Thinking
 from pool.contrast import PreparedContrast, prepare_contrast, render_contrast
+from pool.doubt import METHOD, check_doubt, params_with_doubt
 from pool.processors import are_prefix_pure, check_use, with_processors
 from pool.prompt_ids import bad_word_ids, encode_prompt, num_chars, with_suffix
 from pool.reasoning import thinking_of_call
@@ -145,7 +146,9 @@ class RequestValidator:
         cache_class(call.cache)
         check_delivered(call, self.vocab_size)
         call = self.defaults.applied(call)
-        plan = self._plan_of(call)
+        inner = self._plan_of(call)
+        check_doubt(call, inner.method if inner is not None else None)
+        plan = self._with_doubt(call, inner)
         part = prepare_contrast(call, plan.method if plan is not None else None, self.roles, self.foreign)
         prompt = self._encoded(call)
         if len(prompt) >= self.max_length:
@@ -164,7 +167,7 @@ class RequestValidator:
             sampling = sampling.model_copy(update={"bad_word_ids": ids})
         if sampling.processors:
             sampling = with_processors(sampling, self.tokenizer, self.vocab_size)
-            check_use(sampling, plan.method if plan is not None else None, part is not None)
+            check_use(sampling, inner.method if inner is not None else None, part is not None)
         call = replace(call, sampling=sampling)
         seed = sampling.seed if sampling.seed is not None else secrets.randbelow(MAX_SEED)
         most = min(sampling.max_tokens, self.max_length - len(prompt))
@@ -270,6 +273,11 @@ class RequestValidator:
         self._check_models(method, parsed)
         return ResolvedMethod(method, parsed)
 
+    def _with_doubt(self, call: GenerateCall, plan: ResolvedMethod | None) -> ResolvedMethod | None:
+        """The method with its doubt measured, where the call asks for it."""
+        params = params_with_doubt(call, plan.method, plan.params) if plan is not None else None
+        return plan if params is None else self.plan(METHOD, params)
+
     def _check_models(self, method: MethodInfo, params: MethodParams) -> None:
         """Refuse a method that this pool's models cannot be asked for."""
         method.check_vocabularies(params, self.foreign)
@@ -282,7 +290,7 @@ class RequestValidator:
         """
         sampling = decided_sampling(prepared.call.sampling, decision)
         call = replace(prepared.call, sampling=sampling)
-        plan = self.plan(decision.method, decision.params)
+        plan = self._with_doubt(call, self.plan(decision.method, decision.params))
         if decision.suffix:
             longer = with_suffix(call, decision.suffix, self.tokenizer)
             prompt = self._encoded(longer, whole=True)

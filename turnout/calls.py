@@ -114,6 +114,8 @@ class GenerateCall:
         tool_choice: which of the tools is to be called: "", the model decides; none, required, or the name of one.
         contrast: streams that the answering model's logits are combined with; None: there are none.
         context: text that the question is about, before the prompt or the last user message; "" without.
+        uncertainty: what measures the doubt about each answer; None: it is not measured.
+        abstain_above: doubt above which an answer is not given; None: it is only reported.
     """
 
     request_id: str
@@ -151,6 +153,8 @@ class GenerateCall:
     contrast: PartChoice | None = None
     context: str = ""
     add_special_tokens: bool = True
+    uncertainty: PartChoice | None = None
+    abstain_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

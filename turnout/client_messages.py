@@ -38,11 +38,11 @@ from turnout.types import FinishReason, TokenKind
 
 Prompt = str | Sequence[int]
 Messages = Iterable[ChatMessage | Mapping[str, Any]]
-TOOL_MODES = ("none", "auto", "required")
+TOOL_MODES, PART_OPTIONS = ("none", "auto", "required"), ("contrast", "uncertainty")
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
-    | {"token_details", "parse_special", "prompt_logprobs", "context"}
+    | {"token_details", "parse_special", "prompt_logprobs", "context", "abstain_above"}
 )
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
@@ -174,13 +174,13 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     elif name == "processors":
         for place, each in enumerate(value):
             _set_part(request.sampling.processors.add(), each, f"processors.{place}")
-    elif name == "contrast":
-        _set_part(request.contrast, value, name)
+    elif name in PART_OPTIONS:
+        _set_part(getattr(request, name), value, name)
     elif name in SAMPLING_FIELDS:
         value = (value,) if name == "stop" and isinstance(value, str) else value
         _assign(f"sampling.{name}", request.sampling, {name: value})
     else:
-        others = {"chat_template_kwargs", "contrast", "limits", "params", "structure", "tools", "tool_choice"}
+        others = {*PART_OPTIONS, "chat_template_kwargs", "limits", "params", "structure", "tools", "tool_choice"}
         allowed = sorted({*SAMPLING_FIELDS, *PLAIN_OPTIONS, *CHAT_OPTIONS, *others})
         raise invalid(name, f"unknown; allowed here: {', '.join(allowed)}")
 

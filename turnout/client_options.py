@@ -56,7 +56,9 @@ class Options(Sampling, total=False):
     `context` is text that the question is about, before the prompt or the last user message. `chat_template_kwargs` are
     variables of the model's chat template, `reasoning_effort` is none, minimal, low, medium, high or xhigh (or as the
     pool is configured), and `continue_final_message` continues the last message, which is the assistant's. `reasoning`
-    says where the thinking goes: split (apart from the text), hide or raw (into the text).
+    says where the thinking goes: split (apart from the text), hide or raw (into the text). `uncertainty` is a name, or
+    an object with one and its parameters: what measures the doubt about each answer; above `abstain_above`, a text that
+    says so stands in place of the answer.
     """
 
     model: str
@@ -84,3 +86,5 @@ class Options(Sampling, total=False):
     prompt_logprobs: int
     contrast: str | Mapping[str, Any] | None
     context: str
+    uncertainty: str | Mapping[str, Any] | None
+    abstain_above: float | None

@@ -79,8 +79,7 @@ async def abstain(request: Request, models: ModelPool, params: AbstainParams) ->
     if part.reads_answer:
         yield await _held(request, models, params, part, model, words)
         return
-    found = await doubt_of(part, request, seq, model, models)
-    if params.abstain_above is not None and found is not None and found > params.abstain_above:
+    if _too_high(await doubt_of(part, request, seq, model, models), request, params, part):
         yield _abstained(request, words)
         return
     parsed = inner.parse(params.inner.params, f"{FIELD}.inner")
@@ -102,8 +101,7 @@ async def _held(
             async for _ in segments:
                 pass
         answer = Candidate.of(draft, len(seq.generated), models, MARK)
-        found = await doubt_of(part, request, seq, model, models, answer)
-        if params.abstain_above is not None and found is not None and found > params.abstain_above:
+        if _too_high(await doubt_of(part, request, seq, model, models, answer), request, params, part):
             charge(seq, draft)
             return _abstained(request, words)
         return show(seq, draft, models)
@@ -129,10 +127,20 @@ def _words(request: Request, models: ModelPool, params: AbstainParams) -> tuple[
     return (*(thinking.direct or ends), *words)
 
 
+def _too_high(doubt: float | None, request: Request, params: AbstainParams, part: Uncertainty) -> bool:
+    """Whether no answer is given; the measures and a note say so."""
+    limit = params.abstain_above
+    if limit is None or doubt is None:
+        return False
+    request.extra.setdefault(MEASURES, {})["abstained"] = float(doubt > limit)
+    if doubt > limit:
+        request.notes.append(f"abstained: {part.name} is {doubt:.4g}, above abstain_above ({limit:g})")
+    return doubt > limit
+
+
 def _abstained(request: Request, words: tuple[int, ...]) -> Segment:
     seq: Sequence = request.sequence
     tokens = seq.extend((Token(token, SOURCE) for token in words), {SOURCE: 0})
     if not seq.finished:
         seq.finish_reason = FinishReason.STOP
-    request.extra.setdefault(MEASURES, {})["abstained"] = 1.0
     return Segment(tokens, SOURCE)

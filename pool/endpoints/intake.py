@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pool.contrast import refuse_contrast
+from pool.doubt import refuse_doubt
 from pool.endpoints.text_model import estimated_tokens
 from pool.pool import Pool
 from pool.prompt_ids import with_suffix
@@ -48,6 +49,7 @@ class TextIntake(RequestValidator):
             role, model = next(iter(self.endpoints.items()))
             raise invalid("add_special_tokens", f"must be true: {model!r} ({role}) is an endpoint, which reads texts")
         refuse_contrast(call, *next(iter(self.endpoints.items())))
+        refuse_doubt(call, *next(iter(self.endpoints.items())))
         call = with_context(call)
         plan = self._plan_of(call)
         seed = call.sampling.seed if call.sampling.seed is not None else secrets.randbelow(MAX_SEED)

@@ -85,6 +85,7 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "--param", "c=null", "--temperature", "0", "--max-tokens", "9", "--stop", "x", "--stop", "y", "--model", "p",
         "--system", "be brief", "--deadline-s", "3", "--session", "s1", "--limit", "quality=0.9", "--explain",
             "--cache", "lossy", "--no-parse-special", "--contrast", "cad:alpha=0.5", "--context", "one two",
+            "--uncertainty", "snne:samples=3", "--abstain-above", "0.5",
     )  # fmt: skip
     assert result.code == 0
     address, prompt, options = client.asked
@@ -102,6 +103,8 @@ def test_what_is_asked_reaches_the_server(run: Any, client: type[FakeClient]) ->
         "parse_special": False,
         "contrast": {"name": "cad", "params": {"alpha": 0.5}},
         "context": "one two",
+        "uncertainty": {"name": "snne", "params": {"samples": 3}},
+        "abstain_above": 0.5,
         "temperature": 0.0,
         "max_tokens": 9,
         "stop": ["x", "y"],

@@ -264,7 +264,10 @@ async def test_high_doubt_is_said_instead_of_an_answer() -> None:
         says = CHARS.decode(held.sequence.answer) == "no"
         assert says is (model is unsure)
         assert held.sequence.finish_reason is FinishReason.STOP
-        assert ("abstained" in held.extra[MEASURES]) is says
+        assert held.extra[MEASURES]["abstained"] == float(says)
+        found = held.extra[MEASURES]["semantic_entropy"]
+        said = f"abstained: semantic_entropy is {found:.4g}, above abstain_above (0.3)"
+        assert held.notes == [said] * says
         assert held.sequence.meter.models["large"].generated_tokens == (0 if says else 2)
         assert set(model.cached) <= {told.sequence, plain.sequence, held.sequence}
 

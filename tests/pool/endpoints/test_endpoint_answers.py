@@ -141,5 +141,7 @@ async def test_a_context_is_part_of_the_prompt_and_a_contrast_is_refused(site):
     assert body["messages"][-1]["content"].startswith("Ann won.\n\n")
     error = await refused(pool, replace(ask(), contrast=PartChoice.of("cfg")))
     assert (error.field, "is an endpoint" in error.message) == ("contrast", True)
+    error = await refused(pool, replace(ask(), uncertainty=PartChoice.of("snne")))
+    assert (error.field, "is an endpoint" in error.message) == ("uncertainty", True)
     error = await refused(pool, replace(ask(), messages=None, prompt="a", add_special_tokens=False))
     assert (error.field, "is an endpoint" in error.message) == ("add_special_tokens", True)
