@@ -36,6 +36,7 @@ from turnout.errors import invalid
 from turnout.types import Segment
 
 if TYPE_CHECKING:
+    from decoding.code_execution import CodeExecutor
     from decoding.contrast.base import RequestContrast
     from decoding.drafters.base import DraftBudget, Drafter
     from decoding.lengths.base import LengthPolicy
@@ -302,15 +303,12 @@ class TokenText(Protocol):
 
     def __hash__(self) -> int:
         """Hash by identity: results computed from a tokenizer are cached by it."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, without special tokens: the text that methods compare and count."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token inside a text: joined, the text's UTF-8; a special token's name."""
-        ...
 
 
 @dataclass(slots=True)
@@ -323,6 +321,7 @@ class ModelPool:
         tokenizer: theirs.
         artifacts: trained for them.
         vocabularies: of models whose tokens are not the large one's.
+        code_executor: runs programs that models wrote; None: none are run here.
         clock: seconds; what learns from times reads it, for it stands still while a request has to wait for others.
     """
 
@@ -332,6 +331,7 @@ class ModelPool:
     artifacts: Artifacts = field(default_factory=Artifacts)
     vocabularies: Vocabularies = field(default_factory=Vocabularies)
     clock: Callable[[], float] = perf_counter
+    code_executor: CodeExecutor | None = None
 
     def by_role(self, role: str) -> Model:
         """Return the model that fills a role, such as "judge".

@@ -8,32 +8,14 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+from pool.process_tree import KIB
+from pool.process_tree import proportional_bytes as proportional_bytes
+from pool.process_tree import tree as tree
 
-KIB = 1024
 SAMPLING_S = 0.002
-
-
-def tree(root: int) -> list[int]:
-    """Process ids of `root` and all its descendants."""
-    with suppress(psutil.NoSuchProcess):  # it has ended
-        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
-    return [root]
-
-
-def proportional_bytes(pids: list[int]) -> int:
-    """Proportional set size over several processes, in bytes."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * KIB for line in lines if line.startswith("Pss:"))
-    return total
 
 
 def own_bytes(pid: int) -> int:

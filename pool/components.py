@@ -10,6 +10,7 @@ from decoding.artifacts import Artifacts
 from decoding.calibrated_params import check_method
 from engine.checkpoints import reading
 from pool.audit import Audits
+from pool.code_execution import SandboxedPython
 from pool.concurrency import ConcurrencyLimiter
 from pool.pool import DefaultMethod, Pool
 from pool.reasoning import thinking_of
@@ -162,6 +163,7 @@ def prepare(loaded: Pool, config: TurnoutConfig) -> None:
     loaded.thinking = thinking_of(pool.reasoning, loaded.tokenizer)
     loaded.revisions = {name: revision_of(config.models[name].path) for name in pool.members}
     loaded.prices = prices_of(config, pool.members)
+    loaded.model_pool.code_executor = SandboxedPython(pool.sandbox) if pool.sandbox is not None else None
     place = f"pools.{loaded.name}.default"
     default = get_method(pool.default.name, f"{place}.name").parse(pool.default.params, f"{place}.params")
     check_method(loaded.model_pool, pool.default.name, default, f"{place}.params")

@@ -149,6 +149,20 @@ class FailoverConfig(Section):
     ] = False
 
 
+class SandboxConfig(Section):
+    """Limits of programs that the pool's models write and requests have run, each in a process of its own."""
+
+    timeout_s: Annotated[float, Field(gt=0, le=600, description="time on the clock, seconds")] = 10.0
+    cpu_s: Annotated[int, Field(ge=1, le=600, description="processor time, seconds")] = 4
+    memory_bytes: Annotated[int, Field(ge=64 << 20, description="address space, bytes")] = 512 << 20
+    file_bytes: Annotated[int, Field(ge=0, description="largest file it writes, bytes; all are deleted")] = 1 << 20
+    max_running: Annotated[int, Field(ge=1, le=256, description="programs that a replica runs at once")] = 2
+    walls: Annotated[
+        tuple[Literal["network", "processes", "writes", "reads", "tcp", "signals"], ...],
+        Field(description="what the kernel must keep programs from; where it cannot, none is run"),
+    ] = ("network", "processes", "writes", "reads")
+
+
 class PoolConfig(Section):
     """A served endpoint: models that answer together, each by its role. At least one of small and large is given."""
 
@@ -184,6 +198,10 @@ class PoolConfig(Section):
     ] = None
     reuse: Annotated[
         ReuseConfig | None, Field(description="spans of other prompts for requests with cache lossy; absent: none")
+    ] = None
+    sandbox: Annotated[
+        SandboxConfig | None,
+        Field(description="where requests may have programs of the models run; absent: such requests are refused"),
     ] = None
     sampling: Annotated[SamplingConfig, Field(description="sampling parameters of requests that name none")] = (
         SamplingConfig()

@@ -19,7 +19,6 @@ from experiments.grid.datasets import Dataset, open_dataset
 from experiments.grid.energy import EnergyMeter
 from experiments.grid.loads import run_load
 from experiments.grid.references import measure_reference
-from experiments.grid.sandbox import walls_here
 from experiments.grid.scoring import Item, Scorer, open_scorer
 from experiments.grid.spec import StopRule
 from experiments.grid.store import Store
@@ -27,6 +26,7 @@ from experiments.grid.utilisation import Sensors, open_sensors, watched
 from experiments.stats.sequential import ConfidenceSequence, verdict
 from pool.local_pool import LocalPool
 from pool.routing import PoolRouting
+from pool.sandbox import walls_here
 from turnout.calls import GenerateCall
 from turnout.config import PolicyChoice, RoutingConfig, TurnoutConfig
 from turnout.errors import Code, TurnoutError, invalid

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from experiments.grid.sandbox import Limits, run_python
 from experiments.grid.scoring import Item, RegexChoice, Score
 from pool.local_pool import LocalPool
+from pool.sandbox import Limits, run_python
 from turnout.errors import Code, TurnoutError, invalid
 
 # An expression may take longer than anybody waits: it is looked for in a process that can be ended.

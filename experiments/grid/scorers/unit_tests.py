@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
-from experiments.grid.sandbox import Limits, run_python
+from decoding.code_execution import code_of
 from experiments.grid.scoring import Item, Score, UnitTestsChoice
 from pool.local_pool import LocalPool
-
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+from pool.sandbox import Limits, run_python
 
 
 class UnitTestsScorer:
-    """1 where the tests end without an exception; see `experiments.grid.sandbox` for what they may do."""
+    """1 where the tests end without an exception; see `pool.sandbox` for what they may do."""
 
     generates = True
 
@@ -33,12 +30,6 @@ class UnitTestsScorer:
         program = "\n\n".join((prefix, code_of(answer), str(item.fields[self._choice.tests])))
         ended = await run_python(program, self._limits)
         return Score(float(ended.outcome == "passed"), ended.reason)
-
-
-def code_of(answer: str) -> str:
-    """The fenced pieces of an answer, one after the other; the whole answer where there are none."""
-    found = FENCED.findall(answer)
-    return "\n".join(found) if found else answer
 
 
 SCORER = UnitTestsScorer

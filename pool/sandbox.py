@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from experiments.grid import sandboxed
-from experiments.process_memory import proportional_bytes, tree
+from pool import sandboxed
+from pool.process_tree import proportional_bytes, tree
 from turnout.errors import Code, TurnoutError
 
 Outcome = Literal["passed", "failed", "timeout", "killed"]
@@ -63,11 +63,13 @@ class Ended:
         outcome: passed, it ran to its last line; failed, it raised or left early; timeout; killed, by a limit.
         reason: for people; empty where it passed.
         walls: what the kernel kept it from, in addition to the limits: network, processes, writes, reads, tcp, signals.
+        result: plain data that it left as its global `RESULT`; None without, and where it did not pass.
     """
 
     outcome: Outcome
     reason: str
     walls: tuple[str, ...] = ()
+    result: Any = None
 
 
 async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
@@ -173,10 +175,12 @@ def _judged(said: bytes, status: int, done: str) -> Ended:
         found = None
     if isinstance(found, dict) and found.get("done") == done:
         if "fault" in found:
-            raise TurnoutError(Code.UNAVAILABLE, f"the sandbox cannot run here: {found['fault']}", "scorer")
+            raise TurnoutError(Code.UNAVAILABLE, f"the sandbox cannot run here: {found['fault']}")
         walls = tuple(str(wall) for wall in found["walls"])
         error = found.get("error")
-        return Ended("passed", "", walls) if error is None else Ended("failed", str(error)[:SHOWN], walls)
+        if error is None:
+            return Ended("passed", "", walls, found.get("result"))
+        return Ended("failed", str(error)[:SHOWN], walls)
     number = -status if status < 0 else status - 128
     if number in (signal.SIGXCPU, signal.SIGKILL):
         return Ended("killed", "used up its processor time or its memory")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 NOBODY = 65534
+MOST_RESULT = 32 << 10  # bytes of a result, as JSON
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -154,10 +155,17 @@ def in_child() -> None:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def run(program: str, given: Any) -> str | None:
-    """What it raised, in a line; None where it came to its end."""
+def run(program: str, scope: dict[str, Any]) -> str | None:
+    """What it raised, in a line; None where it came to its end.
+
+    Args:
+        program: its source.
+        scope: its globals; what it leaves as `RESULT` must be JSON-like and have room.
+    """
     try:
-        exec(compile(program, "answer", "exec", dont_inherit=True), {"__name__": "__main__", "GIVEN": given})
+        exec(compile(program, "answer", "exec", dont_inherit=True), scope)
+        if (size := len(json.dumps(scope.get("RESULT")))) > MOST_RESULT:
+            return f"its result takes {size} bytes, at most {MOST_RESULT} are read"
     except SystemExit:
         return "left before its last line"
     except MemoryError:
@@ -185,7 +193,10 @@ def main() -> None:
         walls += restrict_files(".", list(library.values()))
     except (OSError, ValueError) as error:
         tell(output, {"done": task["done"], "fault": str(error)})
-    tell(output, {"done": task["done"], "error": run(task["program"], task["given"]), "walls": walls})
+    scope = {"__name__": "__main__", "GIVEN": task["given"]}
+    error = run(task["program"], scope)
+    result = scope.get("RESULT") if error is None else None
+    tell(output, {"done": task["done"], "error": error, "walls": walls, "result": result})
 
 
 def tell(output: int, what: dict[str, Any]) -> NoReturn:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.grid import sandboxed
-from experiments.grid.sandbox import Limits, run_python, walls_here
-from experiments.grid.scorers.regex import RegexScorer
-from experiments.grid.scorers.unit_tests import UnitTestsScorer, code_of
-from experiments.grid.scoring import Item, RegexChoice, UnitTestsChoice
+from decoding.code_execution import Execution
+from pool import sandboxed
+from pool.code_execution import SandboxedPython
+from pool.sandbox import Ended, Limits, run_python, walls_here
 from turnout.errors import TurnoutError
+from turnout.pool_config import SandboxConfig
 
 QUICK = Limits(timeout_s=8.0, cpu_s=2, memory_bytes=256 << 20, file_bytes=4096, processes=2)
 
@@ -27,6 +27,29 @@ async def test_a_program_that_ends_passes_and_one_that_raises_says_what() -> Non
     assert (ended.outcome, ended.reason) == ("failed", "ValueError: seven")
     assert (await run_python("def broken(", QUICK)).reason.startswith("SyntaxError")
     assert (await run_python("assert GIVEN == {'a': [1]}", QUICK, {"a": [1]})).outcome == "passed"
+
+
+async def test_what_a_program_finds_out_comes_back() -> None:
+    ended = await run_python("RESULT = [GIVEN, {'b': None}]", QUICK, 1.5)
+    assert (ended.outcome, ended.result) == ("passed", [1.5, {"b": None}])
+    assert (await run_python("RESULT = 1\nraise ValueError", QUICK)).result is None
+    said = "its result takes 40002 bytes, at most 32768 are read"
+    assert (await run_python("RESULT = 'a' * 40_000", QUICK)).reason == said
+    assert (await run_python("RESULT = {1}", QUICK)).reason.startswith("TypeError")
+
+
+async def test_a_pools_programs_run_behind_the_walls_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = SandboxedPython(SandboxConfig(walls=(), max_running=1))
+    ended = await asyncio.gather(executor.run("RESULT = GIVEN", 2), executor.run("import os; os.fork()", None))
+    assert ended[0] == Execution(True, "", 2)
+    assert (ended[1].finished, ended[1].reason.partition(":")[0]) == (False, "BlockingIOError")
+
+    async def bare(*_: object) -> Ended:
+        return Ended("passed", "", ("writes",))
+
+    monkeypatch.setattr("pool.code_execution.run_python", bare)
+    with pytest.raises(TurnoutError, match=r"no wall against network, processes, reads, which sandbox\.walls asks for"):
+        await SandboxedPython(SandboxConfig()).run("", None)
 
 
 async def test_a_program_has_the_standard_library_and_its_own_rules_of_the_language() -> None:
@@ -161,28 +184,3 @@ async def test_the_network_is_out_of_reach_where_there_is_a_wall() -> None:
         ended = await run_python(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)", QUICK)
     walled = {"network", "tcp"} & set(ended.walls)
     assert ended.outcome == ("failed" if walled else "passed")
-
-
-async def test_unit_tests_run_on_the_code_in_the_answer() -> None:
-    scorer = UnitTestsScorer(UnitTestsChoice(kind="unit_tests", timeout_s=8.0))
-    item = Item("1", "Write add.", {"tests": "assert add(2, 3) == 5"})
-    good = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
-    pool: object = None
-    assert (await scorer.score(item, good, pool, "")).value == 1.0  # type: ignore[arg-type]
-    bad = await scorer.score(item, good.replace("a + b", "a - b"), pool, "")  # type: ignore[arg-type]
-    assert (bad.value, bad.note) == (0.0, "AssertionError:")
-    assert code_of("x = 1") == "x = 1"
-    assert code_of("```\na\n```\nand\n```py\nb\n```") == "a\n\nb\n"
-
-
-async def test_an_expression_that_never_ends_costs_its_prompt() -> None:
-    pool: object = None
-    plain = RegexScorer(RegexChoice(kind="regex", pattern="Rome"))
-    assert (await plain.score(Item("1", ""), "in Rome", pool, "")).value == 1.0  # type: ignore[arg-type]
-    greedy = RegexScorer(RegexChoice(kind="regex", field="answer"))
-    assert (await greedy.score(Item("1", "", {"answer": r"\b4+\b"}), "is 44.", pool, "")).value == 1.0  # type: ignore[arg-type]
-    assert (await greedy.score(Item("1", "", {"answer": r"^4+$"}), "is 44.", pool, "")).value == 0.0  # type: ignore[arg-type]
-    with pytest.raises(TurnoutError, match="was not decided"):
-        await greedy.score(Item("1", "", {"answer": r"^(a+)+$"}), "a" * 60 + "b", pool, "")  # type: ignore[arg-type]
-    with pytest.raises(TurnoutError, match="no regular expression"):
-        await greedy.score(Item("1", "", {"answer": "("}), "", pool, "")  # type: ignore[arg-type]
