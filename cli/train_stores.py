@@ -29,7 +29,13 @@ Tenant = Annotated[
     str | None,
     typer.Option(help="Tenant that alone may use it: it goes into tenants/NAME in the folder of --out."),
 ]
-Layer = Annotated[int, typer.Option(min=-1, help="Layer whose output is the key; -1: after the last norm.")]
+Layer = Annotated[
+    int,
+    typer.Option(
+        min=-2,
+        help="Layer whose output is the key; -1: after the last norm; -2: what goes into the last feed-forward block.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:

@@ -252,7 +252,8 @@ class ContrastedModel(WrappedModel):
             for (place, _), values in zip(reader.streams, logits, strict=True):
                 streams[place] = _as_wide(values.float().to(device), self.inner.vocab_size)
         read_rows = main[: len(paths)]
-        states = {layer: torch.stack([row.hidden[layer] for row in read_rows]).float() for layer in self._hidden}
+        known = self._hidden & read_rows[0].hidden.keys()
+        states = {layer: torch.stack([row.hidden[layer] for row in read_rows]).float() for layer in known}
         rows = StreamRows([RowContext(seq, path) for path in paths], states)
         combined = await self._part.combined(torch.stack(streams, 1), rows)
         asked = replace(want, hidden=frozenset(), before=frozenset(), mean=False)

@@ -12,6 +12,8 @@ from decoding.state import settle, twin
 from decoding.vocabulary import SubVocabulary
 from turnout.types import Segment, Token
 
+FEED_FORWARD = -2  # what goes into the last layer's feed-forward block, after its norm where it has one
+
 
 class NoiseKind(Enum):
     """Kind of noise that a row's token is chosen with; see `decoding.noise.Purpose`.
@@ -40,7 +42,8 @@ class ReadSpec:
         processed_of: ids whose log-probabilities in the same distribution are read.
         probs: the processed distribution the token was drawn from (one-hot when greedy).
         logits: the raw logits.
-        hidden: layers after which hidden states are read (-1: before the head, after the last norm).
+        hidden: layers after which hidden states are read (-1: before the head, after the last norm; -2,
+            `FEED_FORWARD`: into the last layer's feed-forward block, missing where the architecture names none).
         before: for the first row of a call, numbers of layers, from 0, after which hidden states are read of the
             sequence's tokens that the call had to compute before it.
         mean: for the first row of a call, the mean of the hidden states before the head, after the last norm, over the

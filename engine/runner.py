@@ -15,6 +15,7 @@ from decoding.model import Readout, ReadSpec
 from decoding.partial_forward import WHOLE, Exit, LayerSelection
 from decoding.readout import read
 from decoding.row_context import RowContext
+from decoding.step_states import LAST
 from engine.attention.layout import Int32, Layout, lay_out
 from engine.cache.paged_kv import PagedKV
 from engine.cache.table import BlockTable
@@ -196,8 +197,8 @@ class Runner:
             rows = [Readout() for _ in wants]
         wanted = frozenset(layer for want in kinds for layer in want.hidden)
         states = {layer: taps[layer].index_select(0, picked).float() for layer in wanted & taps.keys()}
-        if -1 in wanted:
-            states[-1] = normed.float()
+        if LAST in wanted:
+            states[LAST] = normed.float()
         for layer, values in states.items():
             for row, want, state in zip(rows, wants, values.unbind(), strict=True):
                 if layer in want.hidden:
@@ -226,7 +227,7 @@ class Runner:
         wanted = [want.hidden for feed in feeds for _, _, want in feed.reads if want.hidden]
         own = processors_read(feeds)
         every = (*wanted, *(feed.traced for feed in feeds), own.hidden, own.before)
-        return frozenset(layer for layers in every for layer in layers if layer >= 0)
+        return frozenset(layer for layers in every for layer in layers if layer != LAST)
 
     def _run_tokens(self, batch: TokenBatch) -> Sequence[list[Readout]]:
         layout = self._lay_out(batch)

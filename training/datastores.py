@@ -16,6 +16,7 @@ from decoding.contrast._stores import CHUNK, LAST, ROLE, Datastore, weights_of
 from decoding.contrast.caad import LogitStore
 from decoding.contrast.knn_lm import TokenStore
 from decoding.model import Model, Readout, ReadSpec
+from decoding.read_spec import FEED_FORWARD
 from decoding.sequence import Sequence
 from pool.text import TextTokenizer
 from training.head_runs import Advance, Trained
@@ -50,7 +51,7 @@ class Settings:
     """Settings of a datastore.
 
     Attributes:
-        layer: whose output is the key; -1: after the last norm.
+        layer: whose output is the key; -1: after the last norm; -2: what goes into the last feed-forward block.
         most: entries.
         window: tokens of a context, of texts; the second half is predicted from the first.
     """
@@ -200,7 +201,7 @@ def _of_others(keys: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
 
 def _check(model: Model, settings: Settings) -> None:
     if settings.layer > model.num_layers:
-        raise invalid("layer", f"layer {settings.layer}; allowed: -1 to {model.num_layers}")
+        raise invalid("layer", f"layer {settings.layer}; allowed: {FEED_FORWARD} to {model.num_layers}")
 
 
 async def _read(
@@ -218,6 +219,8 @@ async def _read(
             rows = await model.extend(seq, each.tokens[each.first : last - 1], want, every=True)
         finally:
             model.release(seq)
+        if any(layer not in row.hidden for row in rows):
+            raise invalid("layer", f"layer {layer} cannot be read of {model.name!r}")
         done += len(rows)
         advance("reading", done, total)
         yield each, rows

@@ -14,6 +14,7 @@ from decoding.artifacts import ArtifactName
 from decoding.contrast.base import Contrast, Stream, StreamRows
 from decoding.length_heads import Head
 from decoding.model import Model, ModelPool, ReadSpec
+from decoding.read_spec import FEED_FORWARD
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -35,7 +36,7 @@ class Datastore(Head):
     Args:
         count: entries.
         width: of the model's hidden states.
-        layer: of which a key is the output; -1: after the last norm.
+        layer: of which a key is the output; -1: after the last norm; -2: see `ReadSpec.hidden`.
 
     Attributes:
         keys: float32 [count, width], less `centre`.
@@ -192,7 +193,7 @@ class StoreContrast(Contrast, Generic[StoreT]):
             store.check(model.vocab_size)
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise invalid(where, f"{name!r} holds no usable datastore: {error}") from None
-        if not LAST <= store.layer <= model.num_layers:
+        if not FEED_FORWARD <= store.layer <= model.num_layers:
             raise invalid(where, f"has states of layer {store.layer}; {model.name!r} has {model.num_layers}")
         # Answers of one request share this part: of a file that is replaced meanwhile, all read what was there first.
         if "store" not in vars(self):
@@ -227,9 +228,13 @@ class StoreContrast(Contrast, Generic[StoreT]):
         """Keys of rows, float32 [width] each.
 
         Raises:
-            TurnoutError: INVALID_ARGUMENT: the model's hidden states have another width than the datastore's.
+            TurnoutError: INVALID_ARGUMENT: the model's hidden states have another width than the datastore's, or those
+                of its layer cannot be read.
         """
-        states = rows.hidden[self.store.layer]
+        states = rows.hidden.get(self.store.layer)
+        if states is None:
+            unread = f"has keys of layer {self.store.layer}, which cannot be read of this model"
+            raise invalid(f"{self.where}.artifact", f"{self.params.artifact!r} {unread}")
         if states.shape[1] != self.store.width:
             widths = f"has keys of width {self.store.width}; the model's are {states.shape[1]}"
             raise invalid(f"{self.where}.artifact", f"{self.params.artifact!r} {widths}")

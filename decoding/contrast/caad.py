@@ -31,7 +31,7 @@ class LogitStore(Datastore):
         count: entries.
         width: of the model's hidden states.
         vocab_size: of the model.
-        layer: of which a key is the output; -1: after the last norm.
+        layer: see `Datastore`.
 
     Attributes:
         values: float [count, vocab_size].

@@ -27,7 +27,7 @@ class TokenStore(Datastore):
     Args:
         count: entries.
         width: of the model's hidden states.
-        layer: of which a key is the output; -1: after the last norm.
+        layer: see `Datastore`.
 
     Attributes:
         values: int64 [count], token ids.

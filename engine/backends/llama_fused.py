@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from decoding.partial_forward import WHOLE, LayerSelection
+from decoding.read_spec import FEED_FORWARD
 from engine.architectures import architecture_of
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
@@ -94,6 +95,8 @@ class FusedLlamaStack(ModuleStack):
             if 2 * index not in depth.skipped:
                 hidden = layer.attend(hidden, cos, sin, step)
             if 2 * index + 1 not in depth.skipped:
+                if FEED_FORWARD in taps and index + 1 == len(self._layers):
+                    tapped[FEED_FORWARD] = _rms(layer.before_mlp, hidden)
                 hidden = layer.feed_forward(hidden)
             if index + 1 in taps:
                 tapped[index + 1] = hidden

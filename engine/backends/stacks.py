@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from decoding.partial_forward import WHOLE, LayerSelection
+from decoding.read_spec import FEED_FORWARD
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Int64, Layout
 from engine.attention.step import AttentionStep
@@ -16,6 +18,8 @@ from engine.backends.weight_packing import linear_part
 from engine.rope import LengthRotary
 from turnout.errors import Code, TurnoutError
 
+# By the names that transformers has for it in decoder layers.
+FEED_FORWARD_BLOCKS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 Head = Callable[[torch.Tensor], torch.Tensor]  # normed hidden rows [R, hidden] -> float32 logits
 
 
@@ -35,7 +39,8 @@ class LayerStack(Protocol):
         Args:
             layout: the batch, T tokens.
             step: its attention.
-            taps: layers whose output is wanted too (0: the embeddings); those that do not run are left out.
+            taps: layers whose output is wanted too (0: the embeddings), and `FEED_FORWARD`; those that do not run, or
+                run in groups, are left out, and the latter where no module is known as the feed-forward block.
             depth: which layers run.
             states: [T, hidden] what goes into the first of them; None: the embeddings.
 
@@ -110,15 +115,35 @@ class ModuleStack:
             hidden, tapped = run_groups(halves, hidden, depth, len(angles), taps)
             return hidden[0], {layer: states[0] for layer, states in tapped.items()}
         tapped = {depth.first: hidden[0]} if depth.first in taps else {}
-        for index in range(depth.first, len(angles) if depth.last is None else depth.last):
-            skips = [2 * index + part in depth.skipped for part in (0, 1)]
-            if any(skips) != all(skips):
-                raise ValueError("this architecture skips whole layers only")
-            if not any(skips):
-                hidden = self._layer(index, hidden, angles, step, positions)
-            if index + 1 in taps:
-                tapped[index + 1] = hidden[0]
+        with self._watched(tapped) if FEED_FORWARD in taps else nullcontext():
+            for index in range(depth.first, len(angles) if depth.last is None else depth.last):
+                skips = [2 * index + part in depth.skipped for part in (0, 1)]
+                if any(skips) != all(skips):
+                    raise ValueError("this architecture skips whole layers only")
+                if not any(skips):
+                    hidden = self._layer(index, hidden, angles, step, positions)
+                if index + 1 in taps:
+                    tapped[index + 1] = hidden[0]
         return hidden[0], tapped
+
+    @contextmanager
+    def _watched(self, tapped: dict[int, torch.Tensor]) -> Iterator[None]:
+        """Note what goes into the last layer's feed-forward block while a forward runs."""
+        last = self._parts.layers[-1]
+        block = next((each for name in FEED_FORWARD_BLOCKS if (each := getattr(last, name, None)) is not None), None)
+        if block is None:
+            yield
+            return
+
+        def note(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            states: torch.Tensor = given[0] if given else next(iter(named.values()))
+            tapped[FEED_FORWARD] = states.view(-1, states.shape[-1])
+
+        hook = block.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
         """See `LayerStack.setups`."""

@@ -42,15 +42,15 @@ def answered(run: Any, config: Path, contrast: str, *arguments: str) -> Any:
     return run("generate", "the cat", *asked, "--contrast", contrast, *arguments, "--json")
 
 
-@pytest.mark.parametrize("kind", ["knn_lm", "caad"])
-def test_a_store_is_made_and_used(run: Any, config: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "layer"), [("knn_lm", -2), ("caad", 1)])
+def test_a_store_is_made_and_used(run: Any, config: Path, kind: str, layer: int) -> None:
     out = config.parent / "heads" / f"{kind}.safetensors"
-    result = train(run, config, kind, "--out", str(out), "--layer", "1")
+    result = train(run, config, kind, "--out", str(out), "--layer", str(layer))
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report == json.loads(out.with_suffix(".report.json").read_text(encoding="utf-8"))
     artifact = Artifact.load(out)
-    assert (artifact.kind, list(artifact.models), artifact.settings["head"]["layer"]) == (kind, ["large"], 1)
+    assert (artifact.kind, list(artifact.models), artifact.settings["head"]["layer"]) == (kind, ["large"], layer)
     assert report["entries"] == len(artifact.tensors["keys"]) == len(artifact.tensors["values"])
     if kind == "knn_lm":
         texts = TEXTS.split("\n\n")
@@ -86,7 +86,7 @@ def test_what_cannot_be_a_store_is_refused_in_one_line(run: Any, config: Path, t
         assert refused.code == 1
         assert "tenant: must match" in refused.err
     refused = train(run, config, "caad", *out, "--layer", "9")
-    assert "layer: layer 9; allowed: -1 to 2" in refused.err
+    assert "layer: layer 9; allowed: -2 to 2" in refused.err
     for content, said in (
         ("one\n\ntwo", "texts: there are 2, between blank lines; at least 8 are needed"),
         ("", "texts: there are 0"),

@@ -200,6 +200,8 @@ async def test_a_store_is_its_tenants(tmp_path: Path, kind: Any, network: Any) -
         ({"width": SIZE + 1}, f"has keys of width {SIZE + 1}; the model's are {SIZE}"),
         ({"half": True}, "its keys are torch.float16, and must be torch.float32"),
         ({"layer": 3}, "has states of layer 3; 'large' has 0"),
+        ({"layer": -3}, "has states of layer -3; 'large' has 0"),
+        ({"layer": -2}, "has keys of layer -2, which cannot be read of this model"),
         ({"empty": True}, "it is empty"),
         ({"vocab": True}, "holds no usable datastore: it has"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoding.partial_forward import LayerSelection
+from decoding.read_spec import FEED_FORWARD
 from engine.backends.cuda.graphs import OFTEN, Part
 from engine.backends.cuda.stack import CudaStack
 from engine.backends.cuda.step import CudaStep
@@ -29,7 +30,7 @@ SHAPES: list[tuple[tuple[int, ...], dict[int, tuple[int, ...]]]] = [
 
 # Parts of a model of four layers: tapped, without some sub-layers, only the first, the others, and in groups.
 PARTS = (
-    Part(taps=frozenset({0, 2, 4})),
+    Part(taps=frozenset({0, 2, 4, FEED_FORWARD})),
     Part(LayerSelection(skipped=frozenset({2, 5, 7})), frozenset({2})),
     Part(LayerSelection(last=2)),
     Part(LayerSelection(first=2), frozenset({2, 3})),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from decoding.partial_forward import LayerSelection
+from decoding.read_spec import FEED_FORWARD
 from engine.backends.cuda.paged_attention import power_of_two
 from engine.backends.cuda.step import PagedStep
 from engine.backends.llama_fused import LeanLayer
@@ -32,7 +33,7 @@ def run(
         angles: [rows, 2, head_dim] from `engine.backends.llama_fused.Angles`.
         step: the forward's attention; it knows the rows' slots.
         depth: which layers run; no groups.
-        taps: layers whose output is wanted too, those that do not run are left out; 0: the embeddings.
+        taps: see `engine.backends.stacks.LayerStack.hidden`.
     """
     added: torch.Tensor | None = None
     tapped = {depth.first: hidden} if depth.first in taps else {}
@@ -43,6 +44,8 @@ def run(
             added = layer.out(step.attend_written(layer.index, query, layer.scores).view(len(hidden), -1))
         if 2 * index + 1 not in depth.skipped:
             hidden, normed = add_norm(hidden, added, layer.before_mlp)
+            if FEED_FORWARD in taps and index + 1 == len(layers):
+                tapped[FEED_FORWARD] = normed
             added = layer.down(gated(layer, layer.gate_up(normed)))
         if index + 1 in taps:
             tapped[index + 1] = hidden if added is None else hidden + added

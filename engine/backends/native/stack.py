@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from decoding.partial_forward import WHOLE, LayerSelection
+from decoding.read_spec import FEED_FORWARD
 from engine.architectures.base import ModelParts
 from engine.attention.layout import Layout
 from engine.attention.step import AttentionStep, Scores
@@ -87,8 +88,13 @@ class NativeStack:
             return run_groups(NativeHalves(self, step, angles), hidden, depth, len(self._layers), taps)
         first, end = depth.first, len(self._layers) if depth.last is None else depth.last
         tapped = {first: hidden.clone()} if first in taps else {}
-        for last in sorted({tap for tap in taps if first < tap <= end} | {end}):
-            self.run(first, last, step, angles, space)
+        opened = end if FEED_FORWARD in taps and end == len(self._layers) > first else None
+        stops = {tap for tap in taps if first < tap <= end} | ({end - 1} - {first} if opened else set())
+        for last in sorted(stops | {end}):
+            if last == opened and 2 * last - 1 not in depth.skipped:
+                tapped[FEED_FORWARD] = self._open(last - 1, hidden, step, angles)
+            else:
+                self.run(first, last, step, angles, space)
             if last in taps:
                 tapped[last] = hidden.clone()
             first = last
@@ -116,6 +122,14 @@ class NativeStack:
             self.run(index, index + 1, step, angles, self._space.of(hidden))
         finally:
             struct.skips_attention, struct.skips_mlp = 2 * index in self._skipped, 2 * index + 1 in self._skipped
+
+    def _open(self, index: int, hidden: torch.Tensor, step: NativeStep, angles: torch.Tensor) -> torch.Tensor:
+        """A layer over [T, hidden], in place; what goes into its MLP."""
+        if 2 * index not in self._skipped:
+            self.half(index, False, hidden, step, angles)
+        fed = self._layers[index].normed_for_mlp(hidden, self._shape)
+        self.half(index, True, hidden, step, angles)
+        return fed
 
     def setups(self, most_blocks: int) -> Iterable[tuple[int, int, int]]:
         """See `engine.backends.stacks.LayerStack.setups`."""
@@ -233,6 +247,10 @@ class NativeLayer:
             query = F.rms_norm(query, (shape.dim,), query_norm, shape.epsilon)
         scale: float = self.struct.scores.scale
         return (query * cos + query.roll(shape.dim // 2, -1) * sin) * scale
+
+    def normed_for_mlp(self, hidden: torch.Tensor, shape: native.Shape) -> torch.Tensor:
+        """The norm before the MLP, [T, hidden] -> float32 [T, hidden]."""
+        return F.rms_norm(hidden.float(), hidden.shape[1:], self._norms[1], shape.epsilon)
 
 
 class _Space:
