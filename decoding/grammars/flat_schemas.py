@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,6 @@ from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT6, DRAFT7, DRAFT201909, 
 from decoding.grammars.keywords import (
     ALLOWED,
     FOLLOWED,
-    LARGEST_BOUND,
-    LARGEST_COUNT,
     REFERENCES,
     UNSUPPORTED,
     Path,
@@ -26,6 +23,15 @@ from decoding.grammars.keywords import (
     says_nothing,
     subschemas,
 )
+from decoding.grammars.rewritten import (
+    SINCE_2019,
+    UNEVALUATED,
+    Evaluation,
+    closed,
+    entered,
+    rewritten,
+)
+from decoding.grammars.translated import translated
 from turnout.errors import TurnoutError, invalid
 
 if TYPE_CHECKING:
@@ -81,7 +87,7 @@ class FlatSchema:
         self._count = 0
         self._choose_draft(schema)
         self._check(schema)
-        resolver = self._resolver(schema)
+        resolver = _resolver(schema, self._specification, field)
         root_key = self._key(schema, resolver)
         self.root = self._flat(schema, resolver)
         if root_key in self._numbers:  # something leads back to it
@@ -130,17 +136,6 @@ class FlatSchema:
             if DRAFT202012.detect(node) is not self._specification:
                 raise self._refusal(path, "must be the draft of the whole schema")
 
-    def _resolver(self, schema: Any) -> Resolver[Any]:
-        if not isinstance(schema, dict):
-            return Registry().resolver()
-        resource = self._specification.create_resource(schema)
-        try:
-            uri = resource.id() or ""
-            registry = Registry().with_resources([("", resource), (uri, resource)])
-            return registry.crawl().resolver(uri)
-        except ValueError as error:
-            raise invalid(self._field, f"an $id in it is no URI: {error}") from None
-
     def _flat(self, node: Any, resolver: Resolver[Any]) -> Any:
         """A schema, with `resolver` for what stands directly in it."""
         if isinstance(node, bool):
@@ -152,12 +147,10 @@ class FlatSchema:
         for key, value in self._standing(node).items():
             if key in REFERENCES:
                 part = self._referred(key, node, resolver, "$ref" in made)
-            elif key in UNSUPPORTED:
-                if not says_nothing(key, value, node):
-                    raise self._refusal((*path, key), "is not supported")
-                continue
+            elif key not in UNEVALUATED and _says(key, value, node):
+                part = self._keyword(key, value, node, resolver)
             else:
-                part = self._keyword(key, value, node, resolver) if key in FOLLOWED else {}
+                continue
             if "allOf" in part:
                 before = made.get("allOf", [])
                 for place in range(len(part["allOf"])):
@@ -171,10 +164,10 @@ class FlatSchema:
                 stood["prefixItems",] = self._place((*path, "items"))
                 stood["items",] = self._place((*path, "additionalItems"))
             made |= part
+        for key in sorted(UNEVALUATED & self._standing(node).keys()):
+            if _says(key, node[key], node):
+                self._close(key, node, resolver, made, stood)
         self.has_siblings |= "$ref" in made and self._is_mixed(node)
-        least, required = made.get("minProperties", 0), made.get("required", ())
-        if least > len(set(required)) + 1:  # a name may come twice, which counts once
-            raise self._refusal((*path, "minProperties"), "is supported up to one more than required has names")
         own = self._place(path) if stood else ""
         return placed(made, [(steps, place) for steps, place in stood.items() if place != joined(own, *steps)])
 
@@ -195,35 +188,46 @@ class FlatSchema:
         return {"$ref": node["$ref"]} if is_alone else node
 
     def _keyword(self, key: str, value: Any, node: dict[str, Any], resolver: Resolver[Any]) -> dict[str, Any]:
-        """Translate a keyword."""
-        match key:
-            case "items" if isinstance(value, list):
-                rest = node.get("additionalItems")
-                made = {"prefixItems": [self._inner(each, resolver) for each in value]}
-                return made if rest is None else {**made, "items": self._inner(rest, resolver)}
-            case "prefixItems" if self._is_old:
-                return {}
-            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-                if not isinstance(value, bool) and _is_outside(key, value):
-                    words = f"must be from {-LARGEST_BOUND} to {LARGEST_BOUND}{_shown(value)}"
-                    raise self._refusal((*self._paths[id(node)], key), words)
-                return _bound(key, value, node)
-            case "maxItems" | "maxLength" | "maxProperties":
-                return {key: min(int(value), LARGEST_COUNT)}
-            case "minItems" | "minLength" | "minProperties":
-                return {key: int(value)}
-            case "properties" | "patternProperties":
-                return {key: {name: self._inner(each, resolver) for name, each in value.items()}}
-            case "allOf" | "anyOf" | "oneOf" | "prefixItems":
-                return {key: [self._inner(each, resolver) for each in value]}
-            case "items" | "additionalProperties":
-                return {key: self._inner(value, resolver)}
-        return {key: value}
+        """Translate a keyword that is no reference."""
+        path = (*self._paths[id(node)], key)
+
+        def inner(each: Any) -> Any:
+            return self._inner(each, resolver)
+
+        if key in FOLLOWED:
+            part = translated(key, value, node, inner, self._is_old)
+            words = f"{part}{_shown(value)}"
+        else:
+            is_new = self._specification in SINCE_2019
+            part = rewritten(key, value, node, inner, lambda *steps: self._place((*path, *steps)), is_new)
+            words = str(part)
+        if isinstance(part, str):
+            raise self._refusal(path, words)
+        return part
+
+    def _close(
+        self, key: str, node: dict[str, Any], resolver: Resolver[Any], made: dict[str, Any], stood: dict[Path, str]
+    ) -> None:
+        """Put `additionalProperties` or `items` in place of a keyword of `UNEVALUATED`."""
+        path = (*self._paths[id(node)], key)
+        if self._specification not in SINCE_2019:
+            raise self._refusal(path, "is not supported before draft 2019-09")
+
+        def follow(key: str, node: dict[str, Any], resolver: Resolver[Any]) -> tuple[Any, Resolver[Any]]:
+            found = self._found(key, node[key], resolver, (*self._paths[id(node)], key))
+            return found.contents, found.resolver
+
+        seen = Evaluation(follow, self._specification, not self._is_old).of(node, resolver, without=key)
+        if seen is None:
+            raise self._refusal(path, "is supported where what else is evaluated does not depend on the value")
+        part = closed(key, seen, made, lambda: self._inner(node[key], resolver))
+        stood |= {(each,): self._place(path) for each in part if each not in made}
+        made |= part
 
     def _inner(self, node: Any, resolver: Resolver[Any]) -> Any:
         if not isinstance(node, dict):
             return self._flat(node, resolver)
-        resolver = resolver.in_subresource(self._specification.create_resource(node))
+        resolver = entered(node, resolver, self._specification)
         if self._unroll and self._is_mixed(node):
             place = self._place(self._paths[id(node)])
             return placed(self._reference(node, resolver), [(("$ref",), place)])
@@ -233,7 +237,7 @@ class FlatSchema:
         """Return whether a schema has a reference and something next to it."""
         node = self._standing(node)
         references = len(REFERENCES & node.keys())
-        return references > 0 and references + len(FOLLOWED & node.keys()) > 1
+        return references > 0 and references + sum(_says(key, value, node) for key, value in node.items()) > 1
 
     def _found(self, key: str, reference: str, resolver: Resolver[Any], path: Path) -> Resolved[Any]:
         """Return the target of a reference."""
@@ -290,29 +294,26 @@ class FlatSchema:
         return invalid(".".join(filter(None, (self._field, place_in(self._schema, path)))), words)
 
 
-def _is_least(key: str) -> bool:
-    return key.lower().endswith("minimum")
+def _says(key: str, value: Any, node: dict[str, Any]) -> bool:
+    """Return whether a keyword, no reference, restricts the values of a schema."""
+    return key in FOLLOWED or (key in UNSUPPORTED and not says_nothing(key, value, node))
 
 
-def _is_outside(key: str, value: float) -> bool:
-    """Return whether a bound leaves no number that is followed."""
-    return abs(value) > LARGEST_BOUND and (value > 0) is _is_least(key)
+def _resolver(schema: Any, specification: Specification[Any], field: str) -> Resolver[Any]:
+    """Return the resolver of a whole schema.
 
-
-def _bound(key: str, value: Any, node: dict[str, Any]) -> dict[str, Any]:
-    """A bound as it is compared: as a float, and if it has none, the next one inside."""
-    is_least = _is_least(key)
-    if isinstance(value, bool):  # as in draft 4
-        other = node.get("minimum" if is_least else "maximum")
-        return _bound(key, other, node) if value and other is not None else {}
-    if abs(value) > LARGEST_BOUND:
-        value = math.copysign(LARGEST_BOUND, value)
-    near = float(value)
-    if is_least and near < value:
-        near = math.nextafter(near, math.inf)
-    elif not is_least and near > value:
-        near = math.nextafter(near, -math.inf)
-    return {key: int(near) if near.is_integer() else near}
+    Raises:
+        TurnoutError: INVALID_ARGUMENT: an `$id` is no URI.
+    """
+    if not isinstance(schema, dict):
+        return Registry().resolver()
+    resource = specification.create_resource(schema)
+    try:
+        uri = resource.id() or ""
+        registry = Registry().with_resources([("", resource), (uri, resource)])
+        return registry.crawl().resolver(uri)
+    except ValueError as error:
+        raise invalid(field, f"an $id in it is no URI: {error}") from None
 
 
 def _paths_in(schema: Any) -> dict[int, Path]:

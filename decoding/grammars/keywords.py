@@ -23,7 +23,7 @@ LARGEST = 2**53  # beyond it not every whole number has a float of its own, whic
 LARGEST_BOUND = 2**62
 LARGEST_COUNT = 2**31 - 1
 
-# With these values they allow everything; with others they cannot be followed.
+# With these values they allow everything; with some others they are rewritten (`rewritten.py`), the rest is refused.
 UNSUPPORTED: dict[str, Any] = {
     "contains": None,
     "dependencies": {},
@@ -94,6 +94,16 @@ ALLOWED: dict[str, Values] = {
     **dict.fromkeys(("maxItems", "maxLength", "maxProperties"), _MOST),
     **dict.fromkeys(("minimum", "maximum"), _NUMBER),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
+    "dependencies": Values(
+        lambda value: (
+            isinstance(value, dict)
+            and all(isinstance(each, dict | bool) or _TEXTS.hold(each) for each in value.values())
+        ),
+        "an object of lists of texts and of schemas",
+    ),
+    "dependentRequired": Values(
+        lambda value: isinstance(value, dict) and all(map(_TEXTS.hold, value.values())), "an object of lists of texts"
+    ),
     "const": Values(_is_exact, f"a value with {_EXACT}"),
     "enum": Values(
         lambda value: isinstance(value, list) and bool(value) and _is_exact(value),
@@ -141,6 +151,8 @@ def subschemas(key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """
     if key in NAMED:
         yield from (((name,), each) for name, each in value.items())
+    elif key == "dependencies":
+        yield from (((name,), each) for name, each in value.items() if not isinstance(each, list))
     elif key in SCHEMAS or (key == "items" and isinstance(value, list)):
         yield from (((str(place),), each) for place, each in enumerate(value))
     elif key in SCHEMA:
@@ -149,20 +161,22 @@ def subschemas(key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
     """Return whether a keyword of `UNSUPPORTED` allows everything as it stands in a schema."""
+    if key not in UNSUPPORTED:
+        return False
     needed = ONLY_WITH.get(key)
     if needed is not None:
         return needed not in schema
     if key == "if":
         return "then" not in schema and "else" not in schema
     if key in ("dependentSchemas", "dependencies", "dependentRequired"):
-        return isinstance(value, dict) and all(each == [] or _allows_everything(each) for each in value.values())
+        return isinstance(value, dict) and all(each == [] or allows_everything(each) for each in value.values())
     harmless = UNSUPPORTED[key]
     if harmless is True:
-        return _allows_everything(value)
+        return allows_everything(value)
     return harmless is not None and type(value) is type(harmless) and value == harmless
 
 
-def _allows_everything(schema: Any) -> bool:
+def allows_everything(schema: Any) -> bool:
     """Return whether a schema plainly does: true, or nothing but annotations."""
     says = FOLLOWED | REFERENCES | UNSUPPORTED.keys()
     return schema is True or (isinstance(schema, dict) and says.isdisjoint(schema))

@@ -178,7 +178,7 @@ def test_keywords_that_allow_everything_are_taken(keyword: str, value: Any) -> N
     assert fits(byte_compiler(), Structure.model_validate({"json_schema": {"type": "null", keyword: value}}), "null")
 
 
-@pytest.mark.parametrize("value", [False, {"maxLength": 1}, {"$ref": "#"}, {"not": {}}])
+@pytest.mark.parametrize("value", [False, {"maxLength": 1, "pattern": "a"}, {"$ref": "#"}, {"not": {}}])
 def test_keywords_that_do_not_are_refused(value: Any) -> None:
     assert refused({"json_schema": {"type": "null", "propertyNames": value}}).field == "structure.propertyNames"
 
