@@ -14,6 +14,7 @@ from decoding.sequence import Sequence
 from tests.conformance.parts import ALL_ENTAILMENT, ALL_UNCERTAINTY, VOCAB, example_of
 from tests.conformance.test_identity import pool as pool
 from tests.conformance.test_identity import prompts
+from tests.program_runner import ProgramRunner
 from turnout.registry import get_method
 from turnout.types import SamplingParams
 
@@ -46,6 +47,7 @@ async def told(pool: ModelPool, uncertainty: dict[str, Any], place: int, **param
 @pytest.fixture(autouse=True)
 def _encodes(pool: ModelPool) -> None:
     pool.tokenizer = Texts([str(token) for token in range(VOCAB)])
+    pool.code_executor = ProgramRunner()
 
 
 @pytest.mark.parametrize("name", ALL_UNCERTAINTY)

@@ -23,6 +23,7 @@ from turnout.client_messages import generate_request
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import TurnoutError
 from turnout.part_choice import PartChoice
+from turnout.pool_config import SandboxConfig
 from turnout.structure import Structure
 from turnout.types import FinishReason
 
@@ -48,7 +49,9 @@ async def test_measures_of_several_answers_are_their_mean() -> None:
 
 
 async def test_doubt_is_reported_and_acted_on(pair_folder: Path) -> None:
-    pool = LocalPool.load("pair", pair_config(pair_folder))
+    config = pair_config(pair_folder)
+    sandbox = config.pools["pair"].model_copy(update={"sandbox": SandboxConfig(walls=())})
+    pool = LocalPool.load("pair", config.model_copy(update={"pools": {"pair": sandbox}}))
     try:
         plain = await ask(pool, PROMPT, "plain")
         told = await ask(pool, PROMPT, "abstain", {"uncertainty": SNNE})
@@ -69,6 +72,9 @@ async def test_doubt_is_reported_and_acted_on(pair_folder: Path) -> None:
         inner = {"name": "best_of", "k": 2, "rerank": "self_certainty"}
         both = await ask(pool, PROMPT, "abstain", {"uncertainty": SNNE, "inner": inner}, temperature=1.0)
         assert set(both.usage.measures) == {"snne", "self_certainty"}
+        programs = {"name": "functional_clusters", "samples": 2, "generated": 1}
+        run = await ask(pool, PROMPT, "abstain", {"uncertainty": programs}, max_tokens=4)
+        assert run.usage.measures.keys() == {"functional_clusters", "programs", "program_clusters"}
         with pytest.raises(TurnoutError, match="not known"):
             await ask(pool, PROMPT, "abstain", {"uncertainty": "semantic_entropy_probe"})
         stats = pool.stats()
@@ -150,6 +156,7 @@ async def test_a_routers_method_is_doubted_too(pool: LocalPool) -> None:
         (doubted(uncertainty=PartChoice.of("snne", tau=0)), "uncertainty.tau", "greater than"),
         (doubted("abstain", params={"uncertainty": SNNE}), "uncertainty", "'abstain', too: give one of them"),
         (doubted("search"), "uncertainty", "'search' writes all answers of a request together"),
+        (doubted(uncertainty=PartChoice.of("functional_clusters")), "method.params.uncertainty", "has no sandbox"),
         (doubted(prompt="ab", contrast=PartChoice.of("cfg")), "uncertainty", "not allowed with contrast"),
     ],
 )

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.code_execution import Execution
+from decoding.model import ModelPool
+from decoding.uncertainty.functional_clusters import FunctionalClusters
 from pool import sandboxed
 from pool.code_execution import SandboxedPython
 from pool.sandbox import Ended, Limits, run_python, walls_here
@@ -50,6 +53,25 @@ async def test_a_pools_programs_run_behind_the_walls_it_asks_for(monkeypatch: py
     monkeypatch.setattr("pool.code_execution.run_python", bare)
     with pytest.raises(TurnoutError, match=r"no wall against network, processes, reads, which sandbox\.walls asks for"):
         await SandboxedPython(SandboxConfig()).run("", None)
+
+
+async def test_hostile_programs_are_clusters_of_their_own() -> None:
+    """None hangs, floods or reads what it should not, and two that are right are still found to agree."""
+    bodies = [
+        "return x + x", "return 2 * x", "while True: pass", "import os\n    while True: os.fork()",
+        "return open('/etc/passwd').read()", "return 'x' * 10**6 * (x + 1)", "return bytearray(10**9)",
+        "import os; os._exit(0)", "import sys; sys.exit(x)",
+    ]  # fmt: skip
+    config = SandboxConfig(walls=(), cpu_s=1, timeout_s=60.0, memory_bytes=256 << 20)
+    part = FunctionalClusters(FunctionalClusters.Params(estimator="share", generated=3))
+    nothing: object = None
+    models = ModelPool({}, {}, nothing, code_executor=SandboxedPython(config))  # type: ignore[arg-type]
+    part.check(models)
+    texts = [f"def f(x: int):\n    {body}\n" for body in bodies]
+    group = AnswerSet([Candidate(text, text, "") for text in texts])
+    assert await part.measure(group, None) == pytest.approx(1 - 2 / len(bodies))
+    assert group.measures == {"programs": float(len(bodies)), "program_clusters": float(len(bodies) - 1)}
+    await _all_ended()
 
 
 async def test_a_program_has_the_standard_library_and_its_own_rules_of_the_language() -> None:
