@@ -16,6 +16,7 @@ from engine.quantized.integers import IntegerWeight
 CHUNK = 1 << 22  # numbers that are unpacked at once
 BLOCK, SUPER_BLOCK = 32, 256
 HIGH_BITS = torch.arange(8, dtype=torch.uint8)
+IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
 
 
 def integers_of(data: Any, kind: str, rows: int, width: int) -> IntegerWeight | None:
@@ -31,7 +32,7 @@ def integers_of(data: Any, kind: str, rows: int, width: int) -> IntegerWeight | 
     parts = []
     for start in range(0, rows, step):
         raw = torch.from_numpy(numpy.array(data[start * size : (start + step) * size]))
-        blocks = width // (SUPER_BLOCK if kind.endswith("_K") else BLOCK)
+        blocks = width // (SUPER_BLOCK if kind.endswith(("_K", "_XS")) else BLOCK)
         parts.append(UNPACKED[kind](raw.view(-1, blocks, size // blocks)))
     return IntegerWeight.joined(parts)
 
@@ -86,6 +87,40 @@ def _q6_k(raw: torch.Tensor) -> IntegerWeight:
     return IntegerWeight(_flat(codes), scales, group=16, blocks=_halves(raw[..., 208:]), small_bits=6)
 
 
+def _q3_k(raw: torch.Tensor) -> IntegerWeight:
+    """The third bits of 256 numbers, of which 4 is taken; the rest; 16 scales of 6 bits, of which 32; a factor."""
+    third = raw[..., None, :32] >> HIGH_BITS[:, None] & 1
+    low = raw[..., 32:96].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
+    low_scales = torch.cat([raw[..., 96:104] & 15, raw[..., 96:104] >> 4], dim=2)
+    high_scales = raw[..., None, 104:108] >> HIGH_BITS[::2, None] & 3
+    scales = _flat(low_scales | high_scales.flatten(2) << 4).to(torch.int8) - 32
+    codes = _flat(low) + (_flat(third) << 2) + (32 - 4)  # of 6 bits, the fewest in which 16 share a scale
+    return IntegerWeight(codes, scales, group=16, blocks=_halves(raw[..., 108:]), small_bits=6)
+
+
+def _q2_k(raw: torch.Tensor) -> IntegerWeight:
+    """16 scales and minimums of 4 bits, 256 numbers of 2, and two float16 factors; a minimum is taken, not added."""
+    scales, codes = raw[..., :16], raw[..., 16:80].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
+    sizes, leasts = (_flat(each).view(torch.int8) for each in (scales & 15, scales >> 4))
+    factors = _halves(raw[..., 80:])
+    blocks = torch.stack([factors[..., 0], -factors[..., 1]], dim=2)
+    return IntegerWeight(_flat(codes), sizes, minimums=leasts, group=16, blocks=blocks, small_bits=6)
+
+
+def _iq4_nl(raw: torch.Tensor) -> IntegerWeight:
+    """A float16 scale, and 32 of the 16 numbers of a table."""
+    return IntegerWeight(IQ4[_nibbles(raw[..., 2:]).long()], _halves(raw[..., :2])[..., 0])
+
+
+def _iq4_xs(raw: torch.Tensor) -> IntegerWeight:
+    """A float16 factor, 8 scales of 6 bits, of which 32 is taken, and 8 times 32 of the numbers of the table."""
+    high = raw[..., 2:4, None] >> HIGH_BITS[::2] & 3
+    low = raw[..., 4:8, None] >> HIGH_BITS[::4] & 15
+    scales = _flat(low.flatten(2) | high.flatten(2) << 4).to(torch.int8) - 32
+    codes = IQ4[_nibbles(raw[..., 8:].reshape(len(raw), -1, 16)).long()]
+    return IntegerWeight(codes, scales, blocks=_halves(raw[..., :2]))
+
+
 UNPACKED: dict[str, Callable[[torch.Tensor], IntegerWeight]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -95,6 +130,10 @@ UNPACKED: dict[str, Callable[[torch.Tensor], IntegerWeight]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q3_K": _q3_k,
+    "Q2_K": _q2_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 
 

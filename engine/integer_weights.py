@@ -17,6 +17,7 @@ from engine.quantized.loading import made_weights
 from turnout.errors import invalid
 
 Weights = Literal["dense", "stored", "int8", "int4"]
+SHOWN = 3  # layers that are not kept as integers, by name
 EMBEDDING = "model.embed_tokens"  # whose weight is that of a head which is not stored
 
 
@@ -48,12 +49,14 @@ class Integers:
             TurnoutError: INVALID_ARGUMENT: no weight can be kept so.
         """
         total = kept = count = size = 0
+        others = []
         named, head = dict(_linears(model)), model.get_output_embeddings()
         found = self._stored(named, head) if self.weights == "stored" else None
         for name, linear in named.items():
             total += linear.weight.numel()
             integers = self._rounded(linear, head) if found is None else found.get(name)
             if integers is None:
+                others.append(name)
                 continue
             if found is None:
                 linear.weight = nn.Parameter(integers.dense().to(self.dtype), requires_grad=False)
@@ -64,7 +67,9 @@ class Integers:
             message = f"{self.weights!r}: {why}; allowed for this model: dense, int8, int4"
             raise invalid(self.field, message)
         dense = kept * self.dtype.itemsize
-        rest = f"; {total - kept:,} numbers of {len(named) - count} others as {str(self.dtype).removeprefix('torch.')}"
+        names = ", ".join(others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
+        kind = str(self.dtype).removeprefix("torch.")
+        rest = f"; {total - kept:,} numbers of {len(others)} others as {kind} ({names})"
         return (
             f"weights {self.weights}: {count} linear layers take {size / 2**20:,.1f} MiB in place of"
             f" {dense / 2**20:,.1f}{rest if kept < total else ''}; their inputs are rounded to 8 bits"

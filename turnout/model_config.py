@@ -40,7 +40,7 @@ class ModelConfig(Section):
         Literal["dense", "stored", "int8", "int4"],
         Field(
             description="how the compiled CPU kernels keep the weights of linear layers: dense, as numbers of dtype;"
-            " stored, as the integers of a GGUF (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K), GPTQ, AWQ or"
+            " stored, as the integers of a GGUF (Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS), GPTQ, AWQ or"
             " compressed-tensors checkpoint where they can be held exactly; int8 or int4, rounded to integers in groups"
             " of 32 (the head always to int8). Of integers, the layers' inputs are rounded to 8 bits"
         ),

@@ -26,7 +26,7 @@ from turnout.config import EngineConfig, ModelConfig, model_path
 from turnout.errors import Code, TurnoutError, invalid
 
 CPU = "cpu"
-UNPACKED_BYTES = 1.125  # of a number that is an integer but not yet packed, with scale and minimum
+UNPACKED_BYTES = 1.15  # of a number that is an integer but not yet packed, with scale and minimum
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,19 +74,20 @@ class CompressedTensors(WeightFormat):
         return dense.mul_(spread(scale, shape, self._blocks))
 
     def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
-        """With a scale for each row, or each group of a row's inputs that lie side by side."""
+        """With a scale for each row, or each group of a row's inputs."""
         codes, zero, offset, bits = self._parts_of(tensors)
         scale = tensors["weight_scale"]
         scale = scale.reshape(-1, 1) if scale.ndim == 1 else scale
         rows, columns = codes.shape
         fits = codes.dtype != torch.float8_e4m3fn and scale.ndim == 2 and scale.shape[0] == rows
-        if not fits or columns % scale.shape[1] or self._order_of(tensors) is not None:
+        if not fits or columns % scale.shape[1]:
             return None
         if zero is None:
             zero = torch.full(scale.shape, float(offset))
         elif zero.numel() != scale.numel():
             return None
-        return stored(codes, scale, zero.reshape(scale.shape).float(), bits, columns // scale.shape[1])
+        index = self._order_of(tensors)
+        return stored(codes, scale, zero.reshape(scale.shape).float(), bits, columns // scale.shape[1], index)
 
     def _parts_of(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
         """Stored numbers [out, in], zeros, what was added to both, and bits."""

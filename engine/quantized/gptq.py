@@ -50,12 +50,10 @@ class Gptq(WeightFormat):
         return dense.T
 
     def integers(self, tensors: Mapping[str, torch.Tensor]) -> IntegerWeight | None:
-        """None where the inputs of a group do not lie side by side."""
+        """In the order of the groups, where inputs of one are not neighbours; None where groups have unlike sizes."""
         codes, zeros, group, bits = self._parts_of(tensors)
         scales, size = tensors["scales"], int((group == 0).sum())
-        if not torch.equal(group, torch.arange(len(codes)) // size):
-            return None
-        return stored(codes.T, scales.T, zeros[:, : codes.shape[1]].T, bits, size)
+        return stored(codes.T, scales.T, zeros[:, : codes.shape[1]].T, bits, size, group)
 
     def _parts_of(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """Integers [in, out], zeros [groups, out or more], the group of each input, and bits."""

@@ -31,6 +31,7 @@ class IntegerWeight:
         blocks: float16 [rows, super-blocks, 1 or 2]: what the scales, and the minimums, of a super-block's groups are
             multiplied with; there are no zeros then, and the super-blocks make up the width.
         small_bits: 4, 5 or 6, of codes that are uint8.
+        order: int32 [width], which input each column of codes is of; None: they are in the inputs' order.
     """
 
     codes: torch.Tensor
@@ -40,6 +41,7 @@ class IntegerWeight:
     group: int = GROUP
     blocks: torch.Tensor | None = None
     small_bits: int = 4
+    order: torch.Tensor | None = None
 
     @property
     def bits(self) -> int:
@@ -47,13 +49,19 @@ class IntegerWeight:
         return self.small_bits if self.codes.dtype == torch.uint8 else 8
 
     @property
-    def kind(self) -> tuple[int, int, bool, bool, int]:
+    def kind(self) -> tuple[int, int, bool, bool, int, bytes]:
         """What is alike in weights whose rows may be in one matrix.
 
-        Bits, group, whether there are zeros, whether minimums, and the groups of a super-block (0: there are none).
+        Bits, group, whether there are zeros, whether minimums, the groups of a super-block (0: there are none), and
+        the order of inputs.
         """
-        blocked = 0 if self.blocks is None else self.scales.shape[1] // self.blocks.shape[1]
-        return self.bits, self.group, self.zeros is not None, self.minimums is not None, blocked
+        order = b"" if self.order is None else self.order.numpy().tobytes()
+        return self.bits, self.group, self.zeros is not None, self.minimums is not None, self.blocked, order
+
+    @property
+    def blocked(self) -> int:
+        """Groups of a super-block; 0: there are none."""
+        return 0 if self.blocks is None else self.scales.shape[1] // self.blocks.shape[1]
 
     def dense(self) -> torch.Tensor:
         """The numbers it stands for, float32 [rows, width]."""
@@ -65,13 +73,14 @@ class IntegerWeight:
             numbers = (numbers - zeros) * self._factors(self.scales, 0)
         else:
             numbers = numbers * self._factors(self.scales, 0) + self._factors(self.minimums, 1)
-        return numbers.view(rows, -1)[:, :width]
+        numbers = numbers.view(rows, -1)[:, :width]
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order.long(), numbers)
 
     def _factors(self, stored: torch.Tensor, which: int) -> torch.Tensor:
         """float32 [rows, groups, 1] of scales (0) or minimums (1); exact, since 8 times 11 bits are fewer than 24."""
         factors = stored.float()
         if self.blocks is not None:
-            factors = factors * self.blocks[..., which].float().repeat_interleave(self.kind[-1], dim=1)
+            factors = factors * self.blocks[..., which].float().repeat_interleave(self.blocked, dim=1)
         return factors[..., None]
 
     def _grouped(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -105,19 +114,25 @@ class IntegerWeight:
             weights[0].group,
             together([weight.blocks for weight in weights]),
             weights[0].small_bits,
+            weights[0].order,
         )
 
     @property
     def num_bytes(self) -> int:
-        """Memory of integers, scales and offsets, as the kernels keep them."""
-        factors = (self.scales, self.zeros, self.minimums, self.blocks)
+        """Memory of integers, scales, offsets and the order, as the kernels keep them."""
+        factors = (self.scales, self.zeros, self.minimums, self.blocks, self.order)
         return self.scales.numel() * self.group * self.bits // 8 + sum(
             each.numel() * each.element_size() for each in factors if each is not None
         )
 
 
 def stored(
-    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, group: int
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,
+    group: int,
+    index: torch.Tensor | None = None,
 ) -> IntegerWeight | None:
     """A weight from a checkpoint: scale * (q - zero), zero being 0 without zeros.
 
@@ -127,10 +142,19 @@ def stored(
         zeros: [rows, groups], counted as the codes are.
         bits: of the codes.
         group: inputs that share a scale.
+        index: [width], the group of each input; None: inputs of a group are neighbours.
 
     Returns:
-        None where these are not 4 or 8 bits, or a scale is no number of float16.
+        None where these are not 4 or 8 bits, a scale is no number of float16, or a group has more or fewer inputs.
     """
+    order: torch.Tensor | None = None
+    if index is not None:
+        whole = torch.arange(codes.shape[1]) // max(group, 1)
+        if not torch.equal(index, whole):
+            order = torch.argsort(index, stable=True)
+            if not torch.equal(index[order], whole):
+                return None
+            codes, order = codes[:, order], order.int()
     small = scales.half()
     if bits not in (4, 8) or not torch.equal(small.float(), scales.float()):
         return None
@@ -150,10 +174,9 @@ def stored(
         zeros = torch.zeros_like(small) if zeros is None else zeros.float()
     plain = bool((zeros == middle).all())
     if bits == 4:
-        return IntegerWeight(unsigned.to(torch.uint8), small, None if plain else zeros.half(), group=group)
-    return IntegerWeight(
-        (unsigned - middle).to(torch.int8), small, None if plain else (zeros - middle).half(), group=group
-    )
+        return IntegerWeight(unsigned.to(torch.uint8), small, None if plain else zeros.half(), None, group, order=order)
+    zeros = None if plain else (zeros - middle).half()
+    return IntegerWeight((unsigned - middle).to(torch.int8), small, zeros, None, group, order=order)
 
 
 def rounded(weight: torch.Tensor, bits: Bits) -> IntegerWeight:

@@ -136,6 +136,9 @@ def test_a_file_of_mixed_kinds_stays_packed(kinds: dict[str, Kind], dtype: torch
     assert counted <= size <= 1.1 * counted  # the last panel of a matrix is filled up
     note = next(note for note in found.notes if note.startswith("weights stored"))
     assert f"{count} linear layers take {counted / 2**20:,.1f} MiB" in note
+    gates = "(model.layers.0.mlp.gate_proj, model.layers.1.mlp.gate_proj)"
+    dense_ones = f"; {2 * 96 * 192:,} numbers of 2 others as {str(dtype)[6:]} {gates}"
+    assert (dense_ones in note) == (kinds is OTHERS)
 
 
 def test_several_weights_over_one_input_are_each_as_alone() -> None:

@@ -13,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.sequence import Sequence
-from engine.backends.native.weights import STEPS, IntegerMatrix, native_linear
+from engine.backends.native.weights import STEPS, IntegerMatrix, keeps, native_linear
 from engine.costs.limits import predict_memory
 from engine.device import Device
 from engine.loading import load_checkpoint
 from engine.model import EngineModel
-from engine.quantized.integers import IntegerWeight, rounded
+from engine.quantized.awq import Awq
+from engine.quantized.compressed_tensors import CompressedTensors
+from engine.quantized.gptq import Gptq
+from engine.quantized.integers import IntegerWeight, rounded, stored
 from tests.engine.harness import CPU
 from tests.engine.kernel_builds import every_build as every_build
-from tests.engine.test_quantized import CASES, write_quantized
+from tests.engine.test_quantized import CASES, awq, gptq, pack_quantized, write_quantized
 from tests.properties import cases
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
@@ -60,6 +63,7 @@ def to_bytes(rows: torch.Tensor, group: int) -> torch.Tensor:
     sizes=st.sampled_from([(bits, group) for bits, step in STEPS.items() for group in {step, 32, 64, 128}]),
     offset=st.sampled_from(OFFSETS),
     biased=st.booleans(),
+    ordered=st.booleans(),
     seed=st.integers(0, 1000),
 )
 @cases(25)
@@ -71,10 +75,12 @@ def test_products_are_those_of_the_numbers_and_of_each_row_alone(
     sizes: tuple[int, int],
     offset: str,
     biased: bool,
+    ordered: bool,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
     weight = random_integers(columns, 2 * half_width, *sizes, offset)
+    weight = replace(weight, order=torch.randperm(2 * half_width).int()) if ordered else weight
     check_products(weight, dtype, rows, torch.randn(columns) if biased else None)
 
 
@@ -114,8 +120,10 @@ def check_products(weight: IntegerWeight, dtype: torch.dtype, rows: int, bias: t
     hidden[0, ::3] = 0
     matrix = IntegerMatrix(weight, bias, dtype)
     got = matrix(hidden, wide=True)
-    expected = to_bytes(hidden, group) @ weight.dense().double().T + (0 if bias is None else bias.double())
-    size = (to_bytes(hidden, group).abs() @ weight.dense().double().abs().T).max()
+    order = slice(None) if weight.order is None else weight.order.long()
+    inputs, numbers = to_bytes(hidden[:, order], group), weight.dense()[:, order].double()
+    expected = inputs @ numbers.T + (0 if bias is None else bias.double())
+    size = (inputs.abs() @ numbers.abs().T).max()
     assert (got.double() - expected).abs().max() <= 3e-5 * size + 1e-6
     alone = torch.cat([matrix(row[None], wide=True) for row in hidden])
     assert torch.equal(got, alone)
@@ -171,8 +179,8 @@ def stored_of(case: str, folder: Path) -> list[tuple[IntegerWeight | None, torch
 
 
 @pytest.mark.parametrize("case", [
-    "gptq, 4 bits, groups", "gptq, 8 bits, one group", "awq", "int4, groups", "int4, groups, zeros", "int8, packed",
-    "int8",
+    "gptq, 4 bits, groups", "gptq, 4 bits, by activation, second format", "gptq, 8 bits, one group", "awq",
+    "int4, groups", "int4, groups, zeros", "int8, packed", "int8",
 ])  # fmt: skip
 def test_stored_integers_stand_for_exactly_the_weights(case: str, tmp_path: Path) -> None:
     for integers, weight in stored_of(case, tmp_path):
@@ -180,9 +188,39 @@ def test_stored_integers_stand_for_exactly_the_weights(case: str, tmp_path: Path
         assert torch.equal(integers.dense(), weight)
 
 
-@pytest.mark.parametrize("case", ["gptq, 4 bits, by activation, second format", "fp8, channel"])
-def test_what_integers_cannot_hold_is_left_dense(case: str, tmp_path: Path) -> None:
-    assert all(integers is None for integers, _ in stored_of(case, tmp_path))
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_groups_of_every_size_and_order_are_kept(group: int) -> None:
+    of_groups = {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": group}}}
+    makers = (
+        (Gptq, {"bits": 4, "group_size": group}, gptq(4, group, "gptq")),
+        (Gptq, {"bits": 8, "group_size": group, "desc_act": True}, gptq(8, group, "gptq", shuffled=True)),
+        (Awq, {"bits": 4, "group_size": group}, awq(group)),
+        (CompressedTensors, {"config_groups": of_groups}, pack_quantized(4, group, zeros=True)),
+        (CompressedTensors, {"config_groups": of_groups}, pack_quantized(4, group, shuffled=True)),
+    )
+    for kind, settings, make in makers:
+        tensors, weight = make(24, 256)
+        found = kind(settings, "config.json", "model")
+        integers = found.integers(tensors)
+        assert integers is not None
+        assert keeps(integers)
+        assert torch.equal(integers.dense(), weight)
+        assert torch.equal(found.dense(tensors), weight)
+
+
+def test_what_integers_cannot_hold_is_left_dense(tmp_path: Path) -> None:
+    assert all(integers is None for integers, _ in stored_of("fp8, channel", tmp_path))
+
+
+def test_groups_of_unlike_sizes_and_scales_of_more_than_float16_are_left_dense() -> None:
+    codes, scales = torch.randint(0, 16, (3, 64)), torch.rand(3, 2).half()
+    index = torch.tensor([0, 1] * 32)
+    made = stored(codes, scales, None, 4, 32, index)
+    assert made is not None
+    assert torch.equal(made.dense(), codes * scales.float()[:, index])
+    assert stored(codes, scales, None, 4, 32, index.clone().fill_(0)) is None
+    assert stored(codes, scales, None, 4, 0, index + 1) is None
+    assert stored(codes, scales.float() + 1e-6, None, 4, 32) is None
 
 
 @pytest.fixture

@@ -69,21 +69,24 @@ def gptq(
     return make
 
 
-def awq(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
-    index = torch.arange(columns) // 32
-    q, zero, scale = (
-        integers((columns, rows), 0, 16),
-        integers((columns // 32, rows), 0, 16),
-        scales(columns // 32, rows),
-    )
-    tensors = {"qweight": packed(q, 4, 1, AWQ_ORDER), "qzeros": packed(zero, 4, 1, AWQ_ORDER), "scales": scale}
-    return tensors, ((q - zero[index]) * scale.float()[index]).T
+def awq(group: int) -> Callable[[int, int], tuple[Tensors, Any]]:
+    def make(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+        groups = columns // group
+        index = torch.arange(columns) // group
+        q, zero, scale = integers((columns, rows), 0, 16), integers((groups, rows), 0, 16), scales(groups, rows)
+        tensors = {"qweight": packed(q, 4, 1, AWQ_ORDER), "qzeros": packed(zero, 4, 1, AWQ_ORDER), "scales": scale}
+        return tensors, ((q - zero[index]) * scale.float()[index]).T
+
+    return make
 
 
-def pack_quantized(bits: int, group: int, zeros: bool = False) -> Callable[[int, int], tuple[Tensors, Any]]:
+def pack_quantized(
+    bits: int, group: int, zeros: bool = False, shuffled: bool = False
+) -> Callable[[int, int], tuple[Tensors, Any]]:
     def make(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
         groups = columns // group if group > 0 else 1
         index = torch.arange(columns) // (columns // groups)
+        index = index[torch.randperm(columns)] if shuffled else index
         half = 1 << (bits - 1)
         q, scale = integers((rows, columns), -half, half), scales(rows, groups, dtype=torch.bfloat16)
         zero = integers((rows, groups), -half, half) if zeros else torch.zeros(rows, groups, dtype=torch.int64)
@@ -94,6 +97,8 @@ def pack_quantized(bits: int, group: int, zeros: bool = False) -> Callable[[int,
         }
         if zeros:
             tensors["weight_zero_point"] = packed(zero + half, bits, 0)
+        if shuffled:
+            tensors["weight_g_idx"] = index.to(torch.int32)
         return tensors, (q - zero[:, index]) * scale.float()[:, index]
 
     return make
@@ -142,7 +147,7 @@ CASES = {
     "gptq, cut-off group, without indices": Case(
         {"quant_method": "gptq", "bits": 4, "group_size": 40}, gptq(4, 40, "gptq", indices=False)
     ),
-    "awq": Case({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq),
+    "awq": Case({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq(32)),
     "int4, groups": Case(compressed("pack-quantized", num_bits=4), pack_quantized(4, 32)),
     "int4, groups, zeros": Case(compressed("pack-quantized", num_bits=4), pack_quantized(4, 32, zeros=True)),
     "int8, packed": Case(compressed("pack-quantized", num_bits=8), pack_quantized(8, -1)),

@@ -45,6 +45,7 @@ class Matrix(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("offset", ctypes.c_int64),
         ("blocked", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
         ("next", ctypes.c_void_p),
     )
 

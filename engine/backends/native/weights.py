@@ -131,7 +131,9 @@ class IntegerMatrix(Packed):
     def __init__(self, weight: IntegerWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         columns, width = weight.codes.shape
         super().__init__(dtype, columns, width, bias)
-        self._kind = weight.kind
+        self._order = None if weight.order is None else weight.order.contiguous()
+        offset = 1 if weight.zeros is not None else 2 if weight.minimums is not None else 0
+        self._kind = (weight.bits, width, weight.group, offset, weight.blocked)
         offsets = weight.zeros if weight.minimums is None else weight.minimums
         factors = torch.stack([weight.scales] if offsets is None else [weight.scales, offsets], dim=2)
         words = _words(weight)
@@ -139,7 +141,7 @@ class IntegerMatrix(Packed):
             self._pack([factors, words])
         else:
             shape = (columns, weight.blocks.shape[1], -1)
-            small = factors.view(*shape, self._kind[-1], factors.shape[2]).transpose(3, 4)
+            small = factors.unflatten(1, (-1, weight.blocked)).transpose(2, 3)
             self._pack([weight.blocks, small.reshape(shape), words.view(shape)])
 
     def _pack(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -154,11 +156,9 @@ class IntegerMatrix(Packed):
         turned = [F.pad(piece, padding).view(-1, panel, *piece.shape[1:]).permute(0, 2, 3, 1) for piece in pieces]
         flat = [_fresh(each.reshape(*each.shape[:2], -1)).view(torch.int32) for each in turned]
         self._panels = torch.cat(flat, dim=2)
-        bits, group, has_zeros, has_minimums, blocked = self._kind
-        groups = self._panels.shape[1] * max(blocked, 1)
-        offset = 1 if has_zeros else 2 if has_minimums else 0
-        layout = (groups, self.columns, bits, self.width, group, offset, blocked)
-        self.struct = Matrix(self._panels.data_ptr(), self._bias_address(), *layout)
+        groups = self._panels.shape[1] * max(self._kind[-1], 1)
+        order = None if self._order is None else self._order.data_ptr()
+        self.struct = Matrix(self._panels.data_ptr(), self._bias_address(), groups, self.columns, *self._kind, order)
 
     def part(self, columns: torch.Tensor) -> IntegerMatrix:
         """See `Packed.part`."""
@@ -214,7 +214,7 @@ def product_of(linears: Sequence[Any], dtype: torch.dtype, join: Join | None = N
     return Products([matrix_of(run, dtype) for run in runs])
 
 
-def _kind_of(linear: Any) -> tuple[int, ...] | None:
+def _kind_of(linear: Any) -> tuple[object, ...] | None:
     integers: IntegerWeight | None = getattr(linear, "integers", None)
     return None if integers is None else integers.kind
 

@@ -14,6 +14,7 @@
 namespace turnout {
 
 constexpr Index GROUP = 32, HALF_GROUP = 16;
+constexpr Index LARGEST_GROUP = 128;
 constexpr int step_of(int bits) { return bits == 6 ? HALF_GROUP : GROUP; }  // of K, that are multiplied at once
 constexpr Index AHEAD_BYTES = 8192;  // how far ahead a panel is fetched
 
@@ -64,12 +65,18 @@ inline void quantize_row(const T* from, const Matrix& matrix, std::int8_t* to) {
   const Index group = matrix.group, step = static_cast<Index>(sizeof(RowGroup)) + group;
   for (Index start = 0; start < matrix.width; start += group, to += step) {
     const Index count = std::min(group, matrix.width - start);
+    const T* numbers = from + start;
+    T gathered[LARGEST_GROUP];
+    if (matrix.order != nullptr) {
+      for (Index i = 0; i < count; i++) gathered[i] = from[matrix.order[start + i]];
+      numbers = gathered;
+    }
     if (count == GROUP && group == GROUP)
-      quantize_group<true>(from + start, GROUP, GROUP, taken, to);
+      quantize_group<true>(numbers, GROUP, GROUP, taken, to);
     else if (count == HALF_GROUP && group == HALF_GROUP)
-      quantize_group<true>(from + start, HALF_GROUP, HALF_GROUP, taken, to);
+      quantize_group<true>(numbers, HALF_GROUP, HALF_GROUP, taken, to);
     else
-      quantize_group<false>(from + start, count, group, taken, to);
+      quantize_group<false>(numbers, count, group, taken, to);
   }
 }
 

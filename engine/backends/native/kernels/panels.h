@@ -21,6 +21,7 @@ struct Matrix {
   Index group;           // of integers: how many of K share a scale, a multiple of `step_of`
   Index offset;          // of integers: see `Offset`
   Index blocked;         // of integers: groups of a super-block, see `integers.h`; 0: there are none
+  const std::int32_t* order;  // of integers: which input each of K is; null: they are in their order
   const Matrix* next;    // the columns after these, over the same rows, or null
 };
 
