@@ -271,7 +271,7 @@ def measure(options: argparse.Namespace) -> Report:
             note(engine)
             results[engine] = judge(cases, list(lines_of(python, engine, given, len(cases), options.limit)), tokenizer)
     versions = {name: version_of(options.python, PACKAGES[name]) for name in results if PACKAGES[name]}
-    return page(results, missing, versions, tokenizer.vocab_size, machine)
+    return page(results, missing, versions, tokenizer.vocab_size, machine, options.limit)
 
 
 def _has(python: Path, package: str) -> bool:
@@ -288,6 +288,7 @@ def page(
     versions: dict[str, str],
     size: int,
     machine: dict[str, str],
+    limit_s: float = LIMIT_S,
 ) -> Report:
     """The report."""
     report = Report(
@@ -296,7 +297,7 @@ def page(
         " compiled. Covered: and every valid instance is taken token by token, no invalid one is, and up to"
         f" {DRAWN} texts of at most {LONGEST} tokens, drawn along the masks, are valid (the others are `wrong`)."
         " Compliance: covered of declared. Instances are written in one form, listed properties first. `any_json` holds"
-        " to JSON alone."
+        f" to JSON alone. Late, and not declared: took longer than {limit_s:g} s."
         " Microseconds of CPU: median, 95th percentile.",
         machine=machine,
     )

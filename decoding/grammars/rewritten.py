@@ -94,6 +94,8 @@ def names_only(value: Any, place: str) -> dict[str, Any] | None:
         pattern = value["pattern"]
     elif said and said <= {"maxLength", "minLength"}:
         least, most = int(value.get("minLength", 0)), int(value["maxLength"]) if "maxLength" in value else None
+        if most is not None and most < least:
+            return called(place, {"additionalProperties": False})
         pattern = f"^[\\s\\S]{{{least},{'' if most is None else most}}}$"
     else:
         return None

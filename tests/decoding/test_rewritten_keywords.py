@@ -113,6 +113,7 @@ NAMES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     ),
     "lengths": ({"propertyNames": {"minLength": 1, "maxLength": 2}}, LETTERS),
     "at most so long": ({"propertyNames": {"maxLength": 1}, "additionalProperties": {"type": "integer"}}, LETTERS),
+    "no length": ({"propertyNames": {"minLength": 2, "maxLength": 1}}, LETTERS),
     "a list": ({"propertyNames": {"enum": ["a", "ab", 3]}}, LETTERS),
     "one": ({"propertyNames": {"const": "a"}, "type": "object"}, LETTERS),
 }
