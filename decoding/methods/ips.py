@@ -39,7 +39,7 @@ class IpsParams(MethodParams):
     utterances: Annotated[int, Field(ge=1, le=256, description="latest utterances of the prompt that are read")] = 16
     choice: Annotated[
         Literal["best", "drawn"],
-        Field(description="the token of the greatest score, as published; or drawn by softmax(score)"),
+        Field(description="best: by the greatest score, as published; drawn: by softmax(score), best at temperature 0"),
     ] = "best"
 
 
@@ -113,7 +113,7 @@ class Ips:
         after = torch.stack([state_of(row) for row in rows])
         probs = torch.tensor([logp for _, logp in best], dtype=torch.float32).exp()
         found = scores(probs, after, self._own, await self._read_utterances(), self.params.weight)
-        if self.params.choice == "drawn":
+        if self.params.choice == "drawn" and not self.seq.sampling.greedy:
             key = noise_key(self.seq.seed, len(self.seq), Purpose.SELECT)
             found = found + gumbel([key], len(tokens), found.device)[0]
         return tokens[int(found.argmax())]

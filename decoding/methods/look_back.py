@@ -54,8 +54,10 @@ async def look_back(request: Request, models: ModelPool, params: LookBackParams)
     Paper #47 (Look-back decoding). A step repeats where the KL divergence of its whole distribution from that of an
     earlier step of the answer is small. Then each of the best tokens is read on by one step, all in one forward, and
     one is drawn by softmax(-c): c is the least divergence of the distribution after it from one at a place of the
-    prompt. Structure, bans and truncation hold for the candidates; divergences are of the model's own distributions,
-    and the temperature has no say. Each place that is looked back at takes 4 bytes for each token of the vocabulary.
+    prompt. Structure, bans and truncation hold for the candidates; divergences are of the model's own distributions.
+    The temperature has no say: at 0, too, the seed decides which one is drawn, since the nearest one would follow each
+    time that the same step repeats, and the text with it. Each place that is looked back at takes 4 bytes for each
+    token of the vocabulary.
     """
     model, seq = models.by_role(params.model), request.sequence
     look = LookBack(model, seq, params)

@@ -129,11 +129,11 @@ async def test_each_token_is_the_best_one_found_one_by_one(seed: int, prompt: li
 
 async def test_an_answer_that_is_gone_on_with_is_the_same() -> None:
     options: dict[str, Any] = {"weight": 0.3, "sampling": {"ignore_eos": True}}
-    choices: list[dict[str, Any]] = [{}, {"choice": "drawn"}]
-    for params in choices:
-        whole = await write(StateModel(1), **options, **params)
+    drawn = {"choice": "drawn", "sampling": {"ignore_eos": True, "temperature": 1.0}}
+    for params in ({}, drawn):
+        whole = await write(StateModel(1), **{**options, **params})
         for cut in (1, 2, 3, 9, 13):
-            again = await write(StateModel(1), **options, **params, begun=whole.answer[:cut])
+            again = await write(StateModel(1), **{**options, **params}, begun=whole.answer[:cut])
             assert again.tokens == whole.tokens
 
 
@@ -141,7 +141,8 @@ async def test_drawn_tokens_have_the_law_of_the_scores() -> None:
     made, runs, counts = StateModel(4), 400, [0] * VOCAB
     begun, tokens = [1, 7], [3, 4, 1, 7]
     for seed in range(runs):
-        options: dict[str, Any] = {"weight": 0.0, "candidates": 3, "choice": "drawn", "sampling": {"max_tokens": 3}}
+        sampling = {"max_tokens": 3, "temperature": 1.0}
+        options: dict[str, Any] = {"weight": 0.0, "candidates": 3, "choice": "drawn", "sampling": sampling}
         counts[(await write(made, seed=seed, begun=begun, prompt=[3, 4], **options)).tokens[-1]] += 1
     best = made.next_logits(tokens).topk(3).indices.tolist()
     found = scores(
@@ -153,6 +154,13 @@ async def test_drawn_tokens_have_the_law_of_the_scores() -> None:
     )
     for token, chance in zip(best, found.softmax(-1).tolist(), strict=True):
         assert abs(counts[token] / runs - chance) < 4 * math.sqrt(chance * (1 - chance) / runs)
+
+
+async def test_at_temperature_0_the_best_token_follows_whatever_the_seed() -> None:
+    options: dict[str, Any] = {"weight": 0.3, "candidates": 4}
+    best = await write(StateModel(4), **options)
+    for seed in range(4):
+        assert (await write(StateModel(4), seed=seed, choice="drawn", **options)).tokens == best.tokens
 
 
 async def test_answers_keep_more_to_themselves_than_greedy_ones() -> None:

@@ -89,7 +89,10 @@ async def test_a_repeated_context_always_looks_ahead_and_one_forward_reads_all_c
 
 
 async def test_the_token_is_drawn_by_how_near_the_prompts_the_next_distribution_is() -> None:
-    """The law by hand: rows of a chain, c of each candidate against the rows of the prompt's three tokens."""
+    """The law by hand: rows of a chain, c of each candidate against the rows of the prompt's three tokens.
+
+    At temperature 0, too: the nearest token alone would follow each time that the step repeats.
+    """
     made, counts, runs = chain(8, sharp=1.5), Counter[int](), 300
     # After 1 2 3 | 4 4 the step repeats that after the first 4.
     rows = torch.stack([made.next_logits([token]) for token in range(VOCAB)]).log_softmax(-1)
