@@ -206,8 +206,9 @@ class SearchKernel:
 
 
 def count_discarded(prompt: Sequence, model: Model, num_written: int, shown: Iterable[Hypothesis]) -> None:
-    """Count as discarded what was written on forks and is in no answer."""
-    kept = {node for each in shown for node in each.path if node.was_read}
+    """Count as discarded what was written on forks and is in no answer; what answers share was written once."""
+    nodes = {node.merged or node for each in shown for node in each.path}
+    kept = [node for node in nodes if node.was_read]
     prompt.meter.of(model.name, model.num_parameters).discarded_tokens += num_written - len(kept)
 
 

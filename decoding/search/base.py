@@ -38,6 +38,7 @@ class Hypothesis:
         details: its token as the answer reports it, once it is kept.
         seq: the tokens so far with a model's cache, while it is at hand.
         was_read: whether a model has read its token.
+        merged: the hypothesis that its token was read for, where others before it lead there as well; None: itself.
     """
 
     parent: Hypothesis | None
@@ -51,6 +52,7 @@ class Hypothesis:
     details: Token | None = None
     seq: Sequence | None = None
     was_read: bool = False
+    merged: Hypothesis | None = None
 
     @property
     def path(self) -> list[Hypothesis]:

@@ -171,6 +171,7 @@ class LatticeSearch(Search):
                     here = node
                 else:
                     here = Hypothesis(here, node.token, logp, here.length + 1, ended=node.ended, details=node.details)
+                    here.merged = node
                 before = node
             whole = here is path[-1] or here.token in self.task.end_ids or here.length == self.task.max_tokens
             if whole and here.length <= self.task.max_tokens:

@@ -119,6 +119,19 @@ async def test_a_lattice_within_a_budget_holds_more_ways_than_were_completed(see
     assert all(each[-1] == END or len(each) == 8 for each in found)
 
 
+async def test_tokens_of_an_answer_are_not_discarded_after_a_merge_either() -> None:
+    """Of n answers, each node of the lattice on one of their ways that was read was written for them, once."""
+    merged = 0
+    for seed in range(80, 86):
+        asked = {"name": "lattice", "suffix": 2, "branches": 3, "calls": 60}
+        [found], [seq], request = await answers(model(seed, sharp=1.0), asked, max_tokens=8, ignore_eos=True)
+        report, meter = request.extra["lattice"], seq.meter.models["large"]
+        merged += len(report["edges"]) >= len(report["tokens"])
+        # All but the prompt's read wrote a token; the last token of the answer is not read.
+        assert meter.discarded_tokens == report["calls"] - 1 - (len(found) - 1)
+    assert merged
+
+
 async def test_under_a_ban_nothing_is_merged() -> None:
     asked = {"name": "lattice", "suffix": 1, "branches": 3, "calls": 60}
     _, _, request = await answers(model(81), asked, width=2, max_tokens=6, min_tokens=3)
