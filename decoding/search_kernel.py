@@ -57,6 +57,7 @@ class SearchKernel:
             candidates = search.expand(batch, await self._read(batch))
             for each in candidates:
                 each.ended = self._ends(each)
+            await search.rescore(batch, candidates)
             selection = search.select(candidates, open_, done)
             open_, done = selection.open, selection.done
             if len(open_) > MOST_OPEN:
@@ -70,6 +71,7 @@ class SearchKernel:
 
     def close(self) -> None:
         """Release all sequences."""
+        self._search.close()
         for each in list(self._live):
             self._release(each)
 

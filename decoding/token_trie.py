@@ -98,6 +98,22 @@ class TokenTrie:
         ends = np.concatenate(found)
         return self._token_ids[_spread(self._first_token[ends], self._num_tokens[ends])]
 
+    def beginning_with(self, data: bytes) -> Ints:
+        """Return ids of the tokens whose bytes begin with `data`, those that are `data` included: int64 [n]."""
+        node = 0
+        for byte in data:
+            first, end = self._first_child[node], self._first_child[node] + self._num_children[node]
+            place = first + np.searchsorted(self._labels[first:end], byte)
+            if place == end or self._labels[place] != byte:
+                return np.zeros(0, dtype=np.int64)
+            node = int(place)
+        nodes, found = np.array([node], dtype=np.int64), []
+        while nodes.size:
+            found.append(nodes)
+            nodes = _spread(self._first_child[nodes], self._num_children[nodes])
+        ends = np.concatenate(found)
+        return self._token_ids[_spread(self._first_token[ends], self._num_tokens[ends])]
+
     def mask(self, automaton: ByteAutomaton, state: int) -> Mask:
         """Return `allowed` as a mask: uint8, with as many bytes as GrammarConstraint's have."""
         bits = np.zeros(-(-len(self.tokens) // 32) * 32, dtype=np.uint8)

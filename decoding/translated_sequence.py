@@ -79,6 +79,14 @@ class TranslatedSequence(Sequence):
             found = seq.companions[model] = cls(seq, model, translation)
         return found
 
+    @classmethod
+    def prompt_of(cls, seq: Sequence, model: str, translation: Translation) -> list[int]:
+        """Return the prompt of a sequence in a model's tokens; bytes of an unfinished character only if it has them."""
+        made = cls(seq, model, translation)
+        text, rest = split_complete(made._text)
+        parts = [translation.byte_ids[byte] for byte in rest if byte in translation.byte_ids]
+        return [*made.tokens, *made._encoded(text), *(parts if len(parts) == len(rest) else ())]
+
     def follow(self, seq: Sequence) -> tuple[int, ...] | None:
         """Read what is new in the sequence.
 
@@ -136,7 +144,7 @@ class TranslatedSequence(Sequence):
             self._text += added
             self._recent.append(added)
         if len(self._text) > MOST_TAIL:
-            self._settle(_cut(self._text))
+            self._settle(cut_place(self._text))
 
     def _settle(self, end: int) -> None:
         """Encode the text up to a place for good."""
@@ -156,7 +164,7 @@ class TranslatedSequence(Sequence):
             self.output_counts[token] = self.output_counts.get(token, 0) + 1
 
 
-def _cut(text: bytearray) -> int:
+def cut_place(text: bytes | bytearray) -> int:
     """Return where a text may be cut with little effect on its tokens: before a space, else between two characters."""
     last = len(text) - LEAST_TAIL
     place = max(text.rfind(space, last - LEAST_TAIL, last) for space in (b" ", b"\n"))

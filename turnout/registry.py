@@ -84,8 +84,8 @@ class MethodInfo:
             so far, the seed and the position, unless parameters with a property `resumable` say that it does not.
         joint: whether one run writes all `n` answers of a request (`Request.answers`), and says of each segment which
             answer it belongs to; otherwise each answer is a run of its own.
-        across_vocabularies: whether it can use models whose tokens are not the large one's; it then refuses parts of
-            its own that cannot.
+        across_vocabularies: whether it can use models whose tokens are not the large one's, but for the roles that its
+            parameters name; it then refuses parts of its own that cannot.
         over_text: whether it needs no more of a model than texts and log-probabilities, so that models may be
             endpoints: `pool.endpoints.methods` has it over texts.
         contrasts: whether all it writes comes from `extend`, `decode` and `verify` of the model that answers, so that
@@ -149,9 +149,8 @@ class MethodInfo:
         Raises:
             TurnoutError: INVALID_ARGUMENT, naming the field and the model.
         """
-        if self.across_vocabularies:
-            return
-        asked = dict.fromkeys(self.needs | getattr(params, "needs", frozenset()), field)
+        needed = frozenset[str]() if self.across_vocabularies else self.needs | getattr(params, "needs", frozenset())
+        asked = dict.fromkeys(needed, field)
         for each, info in type(params).model_fields.items():
             if IS_ROLE in info.metadata:
                 asked.setdefault(getattr(params, each), f"{field}.params.{each}")

@@ -51,7 +51,15 @@ class SearchParams(MethodParams):
         self.made().check(models)
 
 
-@method(params=SearchParams, papers=(), lossless=False, needs=frozenset(), joint=True, contrasts=True)
+@method(
+    params=SearchParams,
+    papers=(),
+    lossless=False,
+    needs=frozenset(),
+    joint=True,
+    across_vocabularies=True,
+    contrasts=True,
+)
 async def search(request: Request, models: ModelPool, params: SearchParams) -> AsyncIterator[Segment]:
     """One model searches for its likeliest answers; the n best are the n answers of the request.
 
@@ -66,7 +74,8 @@ async def search(request: Request, models: ModelPool, params: SearchParams) -> A
     if width < len(answers):
         raise invalid(f"{FIELD}.width", f"{width}, but n is {len(answers)}: at least n are needed")
     is_free = prompt.constraint is None and not prompt.sampling.bans_tokens
-    task = SearchTask(width, len(answers), prompt.num_remaining, prompt.end_ids, model.vocab_size, is_free)
+    bounds = width, len(answers), prompt.num_remaining, prompt.end_ids, model.vocab_size
+    task = SearchTask(*bounds, model, prompt, is_free)
     kernel = SearchKernel(model, part, prompt, part.begin(task, models), KEPT * width, f"{FIELD}.width")
     try:
         found = await kernel.run()

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from decoding.model import ModelPool, Readout, ReadSpec
+from decoding.model import Model, ModelPool, Readout, ReadSpec
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from turnout.types import Token
@@ -88,6 +88,8 @@ class SearchTask:
         max_tokens: of an answer.
         end_ids: tokens that end one.
         vocab_size: ids are below it.
+        model: the one that answers.
+        prompt: sequence of the request; nothing is appended to it, and the work is charged to it.
         is_free: whether no structure or ban says, by the tokens before, what may follow.
     """
 
@@ -96,6 +98,8 @@ class SearchTask:
     max_tokens: int
     end_ids: frozenset[int]
     vocab_size: int
+    model: Model
+    prompt: Sequence
     is_free: bool = True
 
 
@@ -152,6 +156,22 @@ class Search(Part):
             for token, logprob in row.top_processed
             if logprob > -math.inf
         ]
+
+    async def rescore(self, read: list[Hypothesis], candidates: list[Hypothesis]) -> None:
+        """Ask other models about hypotheses that were read, or their continuations, before some are selected.
+
+        Args:
+            read: what `pick` chose.
+            candidates: what `expand` returned; `ended` is set.
+
+        Raises:
+            TurnoutError: OUT_OF_RANGE: they do not fit the context or the memory of such a model.
+        """
+        return
+
+    def close(self) -> None:
+        """Release what other models hold for it, and charge their work; called once, also after a failure."""
+        return
 
     @abstractmethod
     def select(self, candidates: list[Hypothesis], open_: list[Hypothesis], done: list[Hypothesis]) -> Selection:
