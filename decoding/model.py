@@ -48,8 +48,7 @@ __all__ = [
 ]  # fmt: skip
 
 R = TypeVar("R")
-# Where a method leaves in `Request.extra` what it measured of its answers, by name, for the usage to show.
-MEASURES = "measures"
+MEASURES = "measures"  # of `Request.extra`: what a method measured of its answers, by name, for the usage to show
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +377,7 @@ class Request:
         answers: for a joint method, the sequences of all answers, each with a seed of its own; else `sequence` alone.
             What is appended to one is sent to its reader; what may be discarded is written on forks.
         tenant: whose request it is.
-        extra: what a method leaves for the answer's usage.
+        extra: what a method leaves for the answer's usage; with `candidates` also what answers were chosen from.
         notes: for the person who reads the answer.
         delivered: of an answer made again, the tokens that its reader has: what no seed decides is repeated from them.
         streams: whether segments are only passed on: when they come, the sequence may be longer than they say.
@@ -395,6 +394,7 @@ class Request:
     streams: bool = False
     contrast: RequestContrast | None = None
     stream_meter: Meter = field(default_factory=Meter)
+    candidates: bool = False
 
     def __post_init__(self) -> None:
         self.answers = self.answers or (self.sequence,)

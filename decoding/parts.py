@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,6 +76,11 @@ class Part:
     def example(cls, shape: ModelShape) -> Example:
         """Make what the part needs to run on a model of that shape; a part with an artifact must say what is in it."""
         return Example()
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return what it is, in a sentence: the first line of its module."""
+        return (sys.modules[cls.__module__].__doc__ or "").strip().split("\n")[0]
 
     @classmethod
     def schema(cls) -> dict[str, Any]:

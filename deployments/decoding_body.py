@@ -20,6 +20,9 @@ class Decoding(BodyPart):
     session: Annotated[str, Field(description="what the caller groups requests by, for routing")] = ""
     explain: Annotated[bool, Field(description="say in the usage why the request was routed as it was")] = False
     tokens: Annotated[bool, Field(description="report each token with its source, entropy and refused drafts")] = False
+    candidates: Annotated[
+        bool, Field(description="report in the usage what answers were chosen from, or a search found, with scores")
+    ] = False
     parse_special: Annotated[
         bool,
         Field(description="whether special tokens that a raw prompt spells out are meant; in messages they never are"),

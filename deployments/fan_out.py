@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from deployments.backend import Batch, merge
 from deployments.schemas import Job
 from deployments.service import GenerationService
-from turnout.calls import Chunk, GenerateCall, ScoreCall, ScoredTokens, TokenOut, Usage
+from turnout.calls import Chunk, Event, GenerateCall, ScoreCall, ScoredTokens, TokenOut, Usage
+from turnout.candidate_sets import bounded
 from turnout.cost import Cost, CostReport, Meter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
 
@@ -31,7 +32,8 @@ async def answer(service: GenerationService, job: Job) -> tuple[list[Chunk], Usa
         for place, (call, (choices, _)) in enumerate(zip(job.calls, answers, strict=True))
         for chunk in choices
     ]
-    return chunks, combine([usage for _, usage in answers])
+    numbers = range(0, len(answers) * job.calls[0].sampling.n, job.calls[0].sampling.n)
+    return chunks, combine([_numbered(usage, first) for first, (_, usage) in zip(numbers, answers, strict=True)])
 
 
 async def _answer_one(service: GenerationService, call: GenerateCall, echo: bool) -> tuple[tuple[Chunk, ...], Usage]:
@@ -118,10 +120,14 @@ async def _stream_one(
                 # Not before the call has been let in.
                 echo, echoed = False, await _echo(service, call)
                 yield tuple(replace(echoed, index=first_index + index) for index in range(call.sampling.n))
-            yield tuple(
-                replace(event, index=first_index + event.index) if isinstance(event, Chunk) else event
-                for event in batch
-            )
+            yield tuple(_renumbered(event, first_index) for event in batch)
+
+
+def _renumbered(event: Event, first: int) -> Event:
+    """An event of a call whose answers are numbered from `first`."""
+    if isinstance(event, Chunk):
+        return replace(event, index=first + event.index)
+    return _numbered(event, first) if isinstance(event, Usage) else event
 
 
 async def _echo(service: GenerationService, call: GenerateCall, billed: bool = False) -> Chunk:
@@ -246,8 +252,19 @@ def combine(usages: Sequence[Usage]) -> Usage:
         queue_s=max(usage.queue_s for usage in usages),
         drift=next((usage.drift for usage in reversed(usages) if usage.drift is not None), None),
         measures=_mean_measures([usage.measures for usage in usages]),
+        candidates=bounded(sorted((each for usage in usages for each in usage.candidates), key=lambda of: of.answers)),
+        doubts=tuple(sorted((each for usage in usages for each in usage.doubts), key=lambda of: of.answer)),
         notes=tuple(dict.fromkeys(note for usage in usages for note in usage.notes)),
     )
+
+
+def _numbered(usage: Usage, first: int) -> Usage:
+    """The usage of a call whose answers are numbered from `first`."""
+    if not first or not (usage.candidates or usage.doubts):
+        return usage
+    candidates, doubts = usage.candidates, usage.doubts
+    numbered = tuple(each.numbered(first) for each in candidates), tuple(each.numbered(first) for each in doubts)
+    return replace(usage, candidates=numbered[0], doubts=numbered[1])
 
 
 def _mean_measures(measured: list[dict[str, float]]) -> dict[str, float]:

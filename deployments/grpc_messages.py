@@ -28,6 +28,7 @@ from turnout.calls import (
     Usage,
     cache_class,
 )
+from turnout.candidate_messages import candidate_set_message, doubt_message
 from turnout.cost import Cost, ModelMeter
 from turnout.embed_calls import EmbedCall, Embeddings, TaskAnswer, TaskCall
 from turnout.errors import invalid
@@ -68,6 +69,7 @@ def generate_call(request: pb.GenerateRequest) -> GenerateCall:
         deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
         session=session_name(request.session),
         explain=request.explain,
+        candidates=request.candidates,
         cache=cache_class(request.cache),
         parse_special=not request.HasField("parse_special") or request.parse_special,
         rank=request.priority,
@@ -309,6 +311,8 @@ def usage_message(usage: Usage) -> pb.Usage:
         queue_s=usage.queue_s,
         reasoning_tokens=usage.reasoning_tokens,
         measures=usage.measures,
+        candidates=map(candidate_set_message, usage.candidates),
+        doubts=map(doubt_message, usage.doubts),
     )
     if usage.route is not None:
         _fill_route(message.route, usage.route)

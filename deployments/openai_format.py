@@ -101,6 +101,8 @@ def usage_object(usage: Usage) -> UsageObject:
             "queue_s": usage.queue_s,
             "notes": list(usage.notes),
             "measures": usage.measures,
+            "candidates": cast("Any", [asdict(each) for each in usage.candidates]),
+            "doubts": cast("Any", [asdict(each) for each in usage.doubts]),
             "drift": asdict(usage.drift) if usage.drift is not None else None,
             "route": usage.route,
         },

@@ -376,6 +376,7 @@ def _job(
             deadline_s=body.deadline_s,
             session=session,
             explain=body.decoding.explain,
+            candidates=body.decoding.candidates,
             parse_special=body.decoding.parse_special,
             limits=body.decoding.limits,
             cache=cache_class(body.cache),

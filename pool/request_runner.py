@@ -64,6 +64,7 @@ def _request_of(prepared: PreparedRequest, answer: Answer, share: Share) -> Requ
     """What methods see of an answer's request."""
     call, contrast = prepared.call, prepared.contrast
     request = Request(call.request_id, answer.sequence, call.tenant, delivered=answer.delivery.tokens, streams=True)
+    request.candidates = call.candidates
     if contrast is not None:
         request.contrast = contrast.of_call(call, share)
     return request
@@ -298,7 +299,7 @@ class RequestRunner:
             if self.prepared.plan is not None:
                 request.notes += self.prepared.plan.notes
             self._notes += [note for note in request.notes if note not in self._notes]
-            self._extra = with_answer(self._extra, request.extra)
+            self._extra = with_answer(self._extra, request.extra, answer.index)
             self._stream_meter.merge(request.stream_meter)
             for each in self._written_with(answer):
                 _release(each.sequence, self._models)

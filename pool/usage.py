@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from decoding.calibration import RAN
+from decoding.candidate_report import CANDIDATES, DOUBTS
 from decoding.drift import DRIFT
 from decoding.model import MEASURES, Model
 from decoding.sequence import Sequence as TokenSequence
@@ -17,6 +18,7 @@ from pool.request_defaults import used
 from pool.routing import Routing
 from pool.validation import PreparedRequest
 from turnout.calls import TokenOut, Usage
+from turnout.candidate_sets import bounded
 from turnout.cost import Meter, Price, report
 from turnout.types import Token
 from turnout.utf8 import name_of_part
@@ -33,10 +35,20 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def with_answer(call: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge what an answer leaves into what the call's others left; measures of the same name stand in a row."""
+def with_answer(call: Mapping[str, Any], answer: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
+    """Merge what an answer leaves into what the call's others left; measures of the same name stand in a row.
+
+    Args:
+        call: what others left.
+        answer: what it left.
+        index: of the answer, which its candidates and doubts get.
+    """
     known, new = call.get(MEASURES, {}), answer.get(MEASURES, {})
-    return merged(call, {**answer, MEASURES: {name: (*known.get(name, ()), value) for name, value in new.items()}})
+    both = merged(call, {**answer, MEASURES: {name: (*known.get(name, ()), value) for name, value in new.items()}})
+    for name in (CANDIDATES, DOUBTS):
+        if name in answer:
+            both[name] = [*call.get(name, ()), *(each.numbered(index) for each in answer[name])]
+    return both
 
 
 def token_out(token: Token, text: Detokenizer, thinking: bool = False) -> TokenOut:
@@ -118,6 +130,8 @@ def usage_of(
         notes=notes,
         drift=extra.get(DRIFT),
         measures={name: fmean(values) for name, values in extra.get(MEASURES, {}).items()},
+        candidates=bounded(sorted(extra.get(CANDIDATES, ()), key=lambda each: each.answers)),
+        doubts=tuple(sorted(extra.get(DOUBTS, ()), key=lambda each: each.answer)),
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )

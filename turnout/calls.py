@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turnout.candidate_sets import CandidateSet as CandidateSet
+from turnout.candidate_sets import Doubt as Doubt
 from turnout.chat_template import NO_OPTIONS, TemplateOptions
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.descriptions import EndToken as EndToken
@@ -116,6 +118,7 @@ class GenerateCall:
         context: text that the question is about, before the prompt or the last user message; "" without.
         uncertainty: what measures the doubt about each answer; None: it is not measured.
         abstain_above: doubt above which an answer is not given; None: it is only reported.
+        candidates: whether the usage is to hold what answers were chosen from, or a search found.
     """
 
     request_id: str
@@ -155,6 +158,7 @@ class GenerateCall:
     add_special_tokens: bool = True
     uncertainty: PartChoice | None = None
     abstain_above: float | None = None
+    candidates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,7 @@ class Usage:
     of its answers, by name. `reasoning_tokens` are those of the completion that are thinking, its markers included.
     `queue_s` is the time it waited for a place in the pool before that. `route` is the decision of a routed request
     (`router.decision.Decision`); features, scores and limits are in it where the call asked for an explanation.
+    `candidates` are those of every choice, where the call asked for them; `doubts` were measured of its answers.
     """
 
     prompt_tokens: int
@@ -273,6 +278,8 @@ class Usage:
     sampling: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int = 0
     measures: dict[str, float] = field(default_factory=dict)
+    candidates: tuple[CandidateSet, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import Struct
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from turnout.calls import (
     ChatMessage,
     Chunk,
-    DriftReading,
     EndToken,
     MethodDescription,
     ModelDescription,
@@ -27,7 +24,6 @@ from turnout.calls import (
     Usage,
 )
 from turnout.client_options import Options
-from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError, invalid
 from turnout.part_choice import PartChoice
 from turnout.proto import generation_pb2 as pb
@@ -35,6 +31,7 @@ from turnout.registry import explain, validated
 from turnout.structure import Structure
 from turnout.tools import Tool, ToolCall, ToolCallPart
 from turnout.types import FinishReason, TokenKind
+from turnout.usage_messages import struct_values, usage
 
 Prompt = str | Sequence[int]
 Messages = Iterable[ChatMessage | Mapping[str, Any]]
@@ -42,12 +39,11 @@ TOOL_MODES, PART_OPTIONS = ("none", "auto", "required"), ("contrast", "uncertain
 SAMPLING_FIELDS = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
 PLAIN_OPTIONS = frozenset(
     {"model", "method", "deadline_s", "request_id", "session", "explain", "cache", "cache_salt", "priority"}
-    | {"token_details", "parse_special", "prompt_logprobs", "context", "abstain_above"}
+    | {"token_details", "parse_special", "prompt_logprobs", "context", "abstain_above", "candidates"}
 )
 CHAT_OPTIONS = frozenset(
     {"parallel_tool_calls", "reasoning", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
 )
-METER_COUNTS = tuple(field.name for field in fields(ModelMeter))
 RETRY_AFTER = "retry-after-s"
 RETRY_IN_MESSAGE = re.compile(r"; try again in (\d+\.\d) s$")
 FIELD_OF_MESSAGE = re.compile(r"^([A-Za-z_][\w.]*): ")
@@ -280,70 +276,6 @@ def result(message: pb.GenerateResponse) -> Result:
     return Result(message.id, message.model, choices, usage(message.usage), read)
 
 
-def usage(message: pb.Usage) -> Usage:
-    """Tokens and cost of a call."""
-    models = {
-        meter.model: ModelMeter(**{count: getattr(meter, count) for count in METER_COUNTS}) for meter in message.models
-    }
-    return Usage(
-        prompt_tokens=message.prompt_tokens,
-        completion_tokens=message.completion_tokens,
-        cached_tokens=message.cached_tokens,
-        models=models,
-        speculation=_speculation(message.speculation),
-        switches=message.switches,
-        cost=CostReport(_cost(message.spent), _cost(message.large_only), message.large_share, message.large_kept_share),
-        method=message.method,
-        params=_values(message.params),
-        seed=message.seed,
-        ttft_s=message.ttft_s,
-        wall_s=message.wall_s,
-        notes=tuple(message.notes),
-        drift=_drift(message.drift) if message.HasField("drift") else None,
-        route=_route(message.route) if message.HasField("route") else None,
-        queue_s=message.queue_s,
-        sampling=_values(message.sampling),
-        reasoning_tokens=message.reasoning_tokens,
-        measures=dict(message.measures),
-    )
-
-
-def _drift(message: pb.Drift) -> DriftReading:
-    return DriftReading(message.calibration, message.version, message.index, message.limit, message.answers)
-
-
-def _route(message: pb.Route) -> dict[str, Any]:
-    texts = ("method", "policy", "version", "reason", "suffix", "arm", "kept_from")
-    return {
-        **{name: getattr(message, name) for name in texts},
-        **{name: dict(getattr(message, name)) for name in ("features", "scores", "limits")},
-        "params": _values(message.params),
-        "sampling": _values(message.sampling),
-    }
-
-
-def _speculation(message: pb.Speculation) -> SpeculationMeter:
-    return SpeculationMeter(
-        rounds=message.rounds,
-        emitted_tokens=message.emitted_tokens,
-        draft_tokens=message.draft_tokens,
-        accepted_tokens=message.accepted_tokens,
-        drafted_at=list(message.drafted_at),
-        accepted_at=list(message.accepted_at),
-        draft_s=message.draft_s,
-        verify_s=message.verify_s,
-    )
-
-
-def _cost(message: pb.Cost) -> Cost:
-    return Cost(message.paper, message.flops, message.wall_s, message.usd)
-
-
-def _values(message: Struct) -> dict[str, Any]:
-    values: dict[str, Any] = MessageToDict(message)
-    return values
-
-
 def scored(message: pb.ScoreResponse) -> list[ScoredTokens]:
     """Scored completions, in the order asked for."""
     return [ScoredTokens(tuple(_token(t) for t in each.tokens), tuple(each.greedy)) for each in message.scored]
@@ -360,7 +292,7 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
             max_length=each.max_length,
             roles=dict(each.roles),
             default_method=each.default_method,
-            default_params=_values(each.default_params),
+            default_params=struct_values(each.default_params),
             routed=each.routed,
             ends=tuple(EndToken(end.id, end.text) for end in each.ends),
             ends_source=each.ends_source,
@@ -375,7 +307,7 @@ def models(message: pb.ListModelsResponse) -> list[ModelDescription]:
 def methods(message: pb.ListMethodsResponse) -> list[MethodDescription]:
     """Every decoding method."""
     return [
-        MethodDescription(each.name, each.summary, tuple(each.seeds), each.lossless, _values(each.params_schema))
+        MethodDescription(each.name, each.summary, tuple(each.seeds), each.lossless, struct_values(each.params_schema))
         for each in message.methods
     ]
 

@@ -47,7 +47,8 @@ class Options(Sampling, total=False):
     tenant's prefix caches that only requests with the same salt share. `priority` (0) orders the tenant's requests that
     wait, the lowest number first.
     `prompt_logprobs` (0 to 20; not of streams) reports the tokens of the prompt with that many alternatives to each.
-    `token_details` reports each token's entropy, and drafted tokens that were refused in its place.
+    `token_details` reports each token's entropy, and drafted tokens that were refused in its place; `candidates`
+    reports in the usage what answers were chosen from, or a search found.
     `parse_special` (True) takes special tokens that a prompt spells out as meant; in messages they never are.
     `structure` is what the answer's text must fit: one of json_schema, json_object (True), regex, grammar and choice.
     With `messages`, `tools` are functions that the answer may call, as `Tool` or in OpenAI's form, and `tool_choice` is
@@ -73,6 +74,7 @@ class Options(Sampling, total=False):
     cache_salt: str
     priority: int
     token_details: bool
+    candidates: bool
     parse_special: bool
     structure: Mapping[str, Any]
     tools: Iterable[Tool | Mapping[str, Any]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from turnout.part_choice import PartChoice
 
 PACKAGE = "decoding.aggregators"
 FIELD = "method.params.rerank"
+LIKELIHOOD = "mean log-probability of the tokens, nats"  # a score
 
 AggregatorChoice = Annotated[PartChoice, Field(json_schema_extra={"x-slot": "aggregators"})]
 
@@ -37,6 +38,7 @@ class Candidate:
         ids: its tokens; empty: an endpoint wrote it.
         logprobs: of its tokens, nats; empty: unknown.
         rule: the aggregator's own, which has seen every token.
+        num_tokens: how many it has where its ids are not known; 0: not known either.
     """
 
     text: str
@@ -45,6 +47,7 @@ class Candidate:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     rule: StopRule | None = None
+    num_tokens: int = 0
 
     @classmethod
     def of(cls, draft: Sequence, start: int, models: ModelPool, mark: str, rule: StopRule | None = None) -> Candidate:
@@ -74,6 +77,9 @@ class AnswerSet:
         models: the pool; None likewise.
         measures: what was measured, by name, for the request's usage.
         notes: for the person who reads the answer.
+        scores: what each answer was chosen by, after a choice, see `Aggregator.score`; None: by nothing of the kind.
+        votes: weight of the vote of each for its final answer; None: there was no vote.
+        groups: meanings that each was found to have, in place of final answers; None: none were looked for.
     """
 
     answers: Items[Candidate]
@@ -83,6 +89,9 @@ class AnswerSet:
     models: ModelPool | None = None
     measures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    scores: list[float] | None = None
+    votes: list[float] | None = None
+    groups: list[str] | None = None
 
     @property
     def context(self) -> tuple[Sequence, Model, ModelPool]:
@@ -108,11 +117,13 @@ class Aggregator(Part):
         stops_early: whether `decided` is asked whenever an answer ends. The others are then cancelled: they are not
             chosen from, and their tokens are counted as discarded.
         reads_logprobs: whether it is of no use without log-probabilities.
+        score: what it leaves in `AnswerSet.scores`, with its unit; "": nothing.
     """
 
     where = FIELD
     stops_early: bool = False
     reads_logprobs: bool = False
+    score: ClassVar[str] = ""
 
     @property
     def over_text(self) -> bool:
@@ -137,14 +148,14 @@ class Aggregator(Part):
 
     @abstractmethod
     async def choose(self, group: AnswerSet) -> int:
-        """Return the place of the answer to show.
+        """Return the place of the answer to show; leave in `group` what decided, scores or votes.
 
         If it fails, the likeliest answer is shown, with a note.
         """
 
 
 class ValuedAggregator(Aggregator):
-    """Aggregator that shows the answer of the greatest value; of equal ones the first."""
+    """Aggregator that shows the answer of the greatest value; of equal ones the first. Values are scores."""
 
     @abstractmethod
     async def values(self, group: AnswerSet) -> list[float]:
@@ -152,7 +163,8 @@ class ValuedAggregator(Aggregator):
 
     async def choose(self, group: AnswerSet) -> int:
         """See `Aggregator.choose`."""
-        return best(await self.values(group))
+        group.scores = await self.values(group)
+        return best(group.scores)
 
 
 def best(values: Items[float]) -> int:

@@ -35,6 +35,7 @@ class Complexity(Aggregator):
     Params = ComplexityParams
     params: ComplexityParams
     papers = (120,)
+    score = "reasoning steps"
 
     @property
     def over_text(self) -> bool:
@@ -47,6 +48,8 @@ class Complexity(Aggregator):
         steps = [num_steps(each.whole, self.params.step) for each in answers]
         order = sorted(range(len(answers)), key=lambda place: (-steps[place], -likelihoods[place]))
         kept = sorted(order[: self.params.keep or math.ceil(0.75 * len(answers))])
+        group.scores = [float(each) for each in steps]
+        group.votes = [float(place in kept) for place in range(len(answers))]
         return kept[most_voted([likelihoods[place] for place in kept], [answers[place].final for place in kept])]
 
 

@@ -43,6 +43,7 @@ class Daemon(Aggregator):
     Params = DaemonParams
     params: DaemonParams
     papers = (25,)
+    score = "probability that it is drawn"
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:
@@ -67,6 +68,7 @@ class Daemon(Aggregator):
         answers = [each.ids for each in group.answers]
         values = await measured(model, seq, answers, [each.logprobs for each in group.answers], names)
         weights = tilt(values, torch.tensor(list(self._mu.values()), dtype=torch.float64))
+        group.scores = weights.tolist()
         return draw(weights, uniform(noise_key(group.seed, len(seq), Purpose.SELECT)))
 
 

@@ -15,6 +15,7 @@ class FirstFinish(Aggregator):
     """
 
     papers = (155,)
+    score = "minus the number of tokens"
     stops_early = True
 
     def decided(self, ended: Items[Candidate], waiting: int) -> bool:
@@ -24,6 +25,7 @@ class FirstFinish(Aggregator):
     async def choose(self, group: AnswerSet) -> int:
         """See `Aggregator.choose`."""
         answers = group.answers
+        group.scores = [-float(len(each.ids)) for each in answers]
         return min(range(len(answers)), key=lambda place: (len(answers[place].ids), -answers[place].mean_logprob))
 
 

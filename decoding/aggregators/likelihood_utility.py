@@ -37,6 +37,7 @@ class LikelihoodUtility(ValuedAggregator):
     Params = LikelihoodUtilityParams
     params: LikelihoodUtilityParams
     papers = (26,)
+    score = "mean log-probability in nats, and the value, mixed by `weight`"
     reads_logprobs = True
 
     def __init__(self, params: LikelihoodUtilityParams | None = None) -> None:

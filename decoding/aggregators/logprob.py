@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from decoding.aggregators.base import AnswerSet, ValuedAggregator
+from decoding.aggregators.base import LIKELIHOOD, AnswerSet, ValuedAggregator
 
 
 class LogProb(ValuedAggregator):
     """Length-normalised likelihood; a value is the mean log-probability of the tokens, nats."""
 
     reads_logprobs = True
+    score = LIKELIHOOD
 
     @property
     def over_text(self) -> bool:

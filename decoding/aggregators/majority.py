@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence as Items
 from typing import Annotated
 
 from pydantic import Field
 
-from decoding.aggregators.base import Aggregator, AnswerSet, Candidate, best
+from decoding.aggregators.base import LIKELIHOOD, Aggregator, AnswerSet, Candidate, best
 from turnout.registry import MethodParams
 
 
@@ -26,6 +27,7 @@ class Majority(Aggregator):
 
     Params = MajorityParams
     params: MajorityParams
+    score = LIKELIHOOD
 
     @property
     def over_text(self) -> bool:
@@ -44,7 +46,13 @@ class Majority(Aggregator):
 
     async def choose(self, group: AnswerSet) -> int:
         """See `Aggregator.choose`."""
+        group.scores, group.votes = known(group.likelihoods), [1.0] * len(group.answers)
         return most_voted(group.likelihoods, [each.final for each in group.answers])
+
+
+def known(likelihoods: list[float]) -> list[float] | None:
+    """Return likelihoods as scores; None where one of them is unknown."""
+    return likelihoods if all(map(math.isfinite, likelihoods)) else None
 
 
 def most_voted(values: Items[float], answers: Items[str]) -> int:

@@ -50,6 +50,7 @@ class Mbr(ValuedAggregator):
     Params = MbrParams
     params: MbrParams
     papers = (57,)
+    score = "expected utility: mean similarity to the other answers; -1: left out by `first`"
 
     def __init__(self, params: MbrParams | None = None) -> None:
         super().__init__(params)
@@ -104,6 +105,7 @@ class Mbr(ValuedAggregator):
     async def choose(self, group: AnswerSet) -> int:
         """See `Aggregator.choose`."""
         values, likely = await self.values(group), group.likelihoods
+        group.scores = values
         chosen = max(range(len(values)), key=lambda place: (values[place], likely[place]))
         group.measures["expected_utility"] = values[chosen]
         return chosen

@@ -43,6 +43,7 @@ class NBest(ValuedAggregator):
     Params = NBestParams
     params: NBestParams
     papers = (57,)
+    score = "weighted sum of the values of `terms`"
 
     def __init__(self, params: NBestParams | None = None) -> None:
         super().__init__(params)

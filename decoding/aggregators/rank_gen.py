@@ -28,6 +28,7 @@ class RankGen(ValuedAggregator):
     Params = RankGenParams
     params: RankGenParams
     papers = (180,)
+    score = "dot product of the vectors of prompt and answer"
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:

@@ -30,6 +30,7 @@ class Reward(ValuedAggregator):
 
     Params = RewardParams
     params: RewardParams
+    score = "reward, from 0 to 1"
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:

@@ -66,6 +66,7 @@ class SelfCertainty(ValuedAggregator):
     Params = SelfCertaintyParams
     params: SelfCertaintyParams
     papers = (215,)
+    score = "self-certainty, nats"
 
     def rule(self) -> CertaintyRule:
         """See `Aggregator.rule`."""
@@ -80,8 +81,19 @@ class SelfCertainty(ValuedAggregator):
         values = await self.values(group)
         finals = [each.final for each in group.answers]
         chosen = borda(values, finals, self.params.exponent) if self.params.vote else best(values)
+        group.scores = values
+        group.votes = borda_votes(values, self.params.exponent) if self.params.vote else None
         group.measures["self_certainty"] = values[chosen]
         return chosen
+
+
+def borda_votes(values: Items[float], exponent: float) -> list[float]:
+    """Return the weight of each one's vote: the best of n has n^exponent, the last 1."""
+    order = sorted(range(len(values)), key=lambda place: -values[place])
+    weights = [0.0] * len(values)
+    for rank, place in enumerate(order):
+        weights[place] = float(len(values) - rank) ** exponent
+    return weights
 
 
 def borda(values: Items[float], answers: Items[str], exponent: float) -> int:
@@ -94,8 +106,9 @@ def borda(values: Items[float], answers: Items[str], exponent: float) -> int:
     """
     order = sorted(range(len(values)), key=lambda place: -values[place])
     votes: dict[str, float] = defaultdict(float)
-    for rank, place in enumerate(order):
-        votes[answers[place]] += float(len(values) - rank) ** exponent
+    weights = borda_votes(values, exponent)
+    for place in order:
+        votes[answers[place]] += weights[place]
     named = {answer: weight for answer, weight in votes.items() if answer} or votes
     return max((place for place in order if answers[place] in named), key=lambda place: named[answers[place]])
 

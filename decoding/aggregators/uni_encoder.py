@@ -34,6 +34,7 @@ class UniEncoder(ValuedAggregator):
     Params = UniEncoderParams
     params: UniEncoderParams
     papers = (160,)
+    score = "share of the answers' softmax, from 0 to 1"
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:

@@ -34,8 +34,8 @@ class Places:
 class ArmParams(MethodParams):
     """One drafter, with its own length policy if it has one; "none" decodes plainly where its turn comes."""
 
-    drafter: PartChoice
-    length: PartChoice | None = None
+    drafter: Annotated[PartChoice, Field(json_schema_extra={"x-slot": "drafters"})]
+    length: Annotated[PartChoice | None, Field(json_schema_extra={"x-slot": "lengths"})] = None
     nodes: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
     _bare: bool = PrivateAttr(False)
 

@@ -15,7 +15,7 @@ from decoding.candidates import MARK, charge, show
 from decoding.model import MEASURES, Model, ModelPool, Request
 from decoding.sequence import Sequence
 from decoding.text import codec_of, continuation_ids
-from decoding.uncertainty.base import Uncertainty, UncertaintyChoice, doubt_of, make_uncertainty
+from decoding.uncertainty.base import Uncertainty, UncertaintyChoice, doubt_of, make_uncertainty, settle_doubt
 from turnout.errors import FieldError, invalid
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams, ModelRole, get_method, method
@@ -79,7 +79,8 @@ async def abstain(request: Request, models: ModelPool, params: AbstainParams) ->
     if part.reads_answer:
         yield await _held(request, models, params, part, model, words)
         return
-    if _too_high(await doubt_of(part, request, seq, model, models), request, params, part):
+    found = await doubt_of(part, request, seq, model, models)
+    if _too_high(request, params, found):
         yield _abstained(request, words)
         return
     parsed = inner.parse(params.inner.params, f"{FIELD}.inner")
@@ -101,7 +102,8 @@ async def _held(
             async for _ in segments:
                 pass
         answer = Candidate.of(draft, len(seq.generated), models, MARK)
-        if _too_high(await doubt_of(part, request, seq, model, models, answer), request, params, part):
+        found = await doubt_of(part, request, seq, model, models, answer)
+        if _too_high(request, params, found):
             charge(seq, draft)
             return _abstained(request, words)
         return show(seq, draft, models)
@@ -127,15 +129,17 @@ def _words(request: Request, models: ModelPool, params: AbstainParams) -> tuple[
     return (*(thinking.direct or ends), *words)
 
 
-def _too_high(doubt: float | None, request: Request, params: AbstainParams, part: Uncertainty) -> bool:
-    """Whether no answer is given; the measures and a note say so."""
-    limit = params.abstain_above
+def _too_high(request: Request, params: AbstainParams, doubt: float | None) -> bool:
+    """Whether no answer is given; the measures, the doubt's outcome and a note say so."""
+    name, limit = params.uncertainty.name, params.abstain_above
     if limit is None or doubt is None:
         return False
-    request.extra.setdefault(MEASURES, {})["abstained"] = float(doubt > limit)
-    if doubt > limit:
-        request.notes.append(f"abstained: {part.name} is {doubt:.4g}, above abstain_above ({limit:g})")
-    return doubt > limit
+    above = doubt > limit
+    request.extra.setdefault(MEASURES, {})["abstained"] = float(above)
+    settle_doubt(request, name, limit, "abstained" if above else "kept")
+    if above:
+        request.notes.append(f"abstained: {name} is {doubt:.4g}, above abstain_above ({limit:g})")
+    return above
 
 
 def _abstained(request: Request, words: tuple[int, ...]) -> Segment:

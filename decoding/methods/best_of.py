@@ -20,6 +20,7 @@ from decoding.aggregators.base import (
     make_aggregator,
 )
 from decoding.artifacts import ArtifactName
+from decoding.candidate_report import chosen_from, report_candidates
 from decoding.candidates import MARK, charge, show
 from decoding.model import MEASURES, Model, ModelPool, ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed
@@ -114,12 +115,17 @@ async def best_of(request: Request, models: ModelPool, params: BestOfParams) -> 
     held = list(drafts)
     try:
         answers = await _write(model, drafts, aggregator, models, params.mark)
-        for place, draft in enumerate(drafts):
-            if place not in answers:
-                _discard(seq, draft, model, held)
+        left = [draft for place, draft in enumerate(drafts) if place not in answers]
+        start = len(seq.generated)
+        cancelled = [Candidate.of(draft, start, models, params.mark) for draft in left if request.candidates]
+        for draft in left:
+            _discard(seq, draft, model, held)
         places = list(answers)
         group = AnswerSet(list(answers.values()), seq.seed, seq, model, models, notes=request.notes)
-        chosen = drafts[places[await choose(aggregator, group)]]
+        best_place = await choose(aggregator, group)
+        chosen = drafts[places[best_place]]
+        if request.candidates:
+            report_candidates(request, chosen_from(aggregator, group, best_place, cancelled))
         if group.measures:
             request.extra.setdefault(MEASURES, {}).update(group.measures)
         for draft in list(held):
@@ -188,5 +194,6 @@ async def choose(aggregator: Aggregator, group: AnswerSet) -> int:
         raise
     except Exception as error:
         log.warning("aggregator %s failed", aggregator.name, exc_info=True)
+        group.scores = group.votes = None
         group.notes.append(f"rerank {aggregator.name!r} failed ({error}); the likeliest answer is shown")
         return best(group.likelihoods)

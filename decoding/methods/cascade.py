@@ -18,7 +18,7 @@ from decoding.decode_loop import stream
 from decoding.model import Model, ModelPool, Request, StopCondition
 from decoding.recorder import Watch
 from decoding.sequence import Sequence
-from decoding.uncertainty.base import doubt_of, make_uncertainty
+from decoding.uncertainty.base import doubt_of, make_uncertainty, settle_doubt
 from turnout.errors import FieldError
 from turnout.part_choice import PartChoice
 from turnout.registry import method
@@ -125,6 +125,8 @@ async def cascade(request: Request, models: ModelPool, params: CascadeParams) ->
             finish(request, watching, values)
         whole = params.keep_cut or draft.finish_reason is not FinishReason.LENGTH
         kept = whole and found >= params.threshold
+        if params.uncertainty is not None:
+            settle_doubt(request, params.uncertainty.name, -params.threshold, "kept" if kept else "deferred")
         if kept:
             segment = show(seq, draft, models)
         else:

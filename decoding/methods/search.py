@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from decoding.candidate_report import report_candidates
 from decoding.model import Model, ModelPool, Request
+from decoding.search._report import found_by
 from decoding.search.base import PACKAGE, Hypothesis, Search, SearchTask
 from decoding.search_kernel import SearchKernel, count_discarded
 from turnout.errors import invalid
@@ -87,6 +90,11 @@ async def search(request: Request, models: ModelPool, params: SearchParams) -> A
         request.extra[part.name] = report
         counts = [f"{name} {value}" for name, value in report.items() if not isinstance(value, list)]
         request.notes.append(f"{part.name}: {', '.join(counts)}")
+    if request.candidates:
+        places = {place: range(place, len(shown), len(found)) for place in range(min(len(found), len(shown)))}
+        tokens = models.tokenizer
+        found_set = await asyncio.to_thread(found_by, part, found, places, len(answers), tokens)
+        report_candidates(request, found_set)
     for index, each in enumerate(shown):
         yield Segment(answers[index].extend(_tokens(each, model), models.sizes), "finish", index)
 

@@ -11,12 +11,15 @@ from abc import abstractmethod
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from decoding.model import Model, ModelPool, Readout, ReadSpec
 from decoding.parts import Part
 from decoding.sequence import Sequence
 from turnout.types import Token
+
+if TYPE_CHECKING:
+    from decoding.search._graph import Lattice
 
 PACKAGE = "decoding.search"
 MOST_OPEN = 1 << 18  # hypotheses of a request that may wait at once
@@ -116,9 +119,11 @@ class Search(Part):
 
     Attributes:
         task: its bounds, after `begin`.
+        score: what the scores of answers are, with their unit.
     """
 
     where = "method.params.search"
+    score: ClassVar[str] = "log-probability divided by the length to the power of `length_penalty`, nats"
     task: SearchTask
 
     def begin(self, task: SearchTask, models: ModelPool) -> Any:
@@ -190,6 +195,11 @@ class Search(Part):
     def best(self, open_: list[Hypothesis], done: list[Hypothesis]) -> list[Hypothesis]:
         """Return hypotheses to answer with, the best first; those that have not ended come last."""
         return [*ordered(done), *ordered(open_)]
+
+    @property
+    def lattice(self) -> Lattice | None:
+        """The graph of merged hypotheses, of which its answers are ways; None: it merges none."""
+        return None
 
     def report(self) -> dict[str, Any] | None:
         """Return what it found besides the answers, as JSON; None: nothing."""

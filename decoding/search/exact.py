@@ -40,6 +40,7 @@ class ExactSearch(Search):
     Params = ExactParams
     params: ExactParams
     papers = (82,)
+    score = "log-probability minus `strength` times the regulariser, nats"
 
     def begin(self, task: SearchTask, models: ModelPool) -> Any:
         """See `Search.begin`."""

@@ -179,6 +179,11 @@ class LatticeSearch(Search):
                 found.append(here)
         return ordered(found)
 
+    @property
+    def lattice(self) -> Lattice | None:
+        """See `Search.lattice`."""
+        return self._lattice
+
     def report(self) -> dict[str, Any] | None:
         """See `Search.report`."""
         assert self._lattice is not None

@@ -39,6 +39,7 @@ class UidSearch(Search):
     Params = UidParams
     params: UidParams
     papers = (82,)
+    score = "log-probability minus `strength` times the regulariser, divided as in `beam`, nats"
 
     def begin(self, task: SearchTask, models: ModelPool) -> Any:
         """See `Search.begin`."""

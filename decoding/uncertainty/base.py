@@ -9,17 +9,20 @@ import asyncio
 import logging
 import math
 from abc import abstractmethod
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
 from decoding.aggregators.base import AnswerSet, Candidate
+from decoding.candidate_report import DOUBTS, report_candidates, report_doubt, sampled
 from decoding.candidates import MARK, charge
 from decoding.model import MEASURES, Model, ModelPool, ReadSpec, Request, StopCondition
 from decoding.noise import derive_seed
 from decoding.parts import Part
 from decoding.recorder import watched
 from decoding.sequence import Sequence
+from turnout.candidate_sets import Doubt, Outcome
 from turnout.errors import Interrupted
 from turnout.part_choice import PartChoice
 from turnout.registry import MethodParams
@@ -55,10 +58,19 @@ class Uncertainty(Part):
 
     Attributes:
         reads_answer: whether it needs the answer itself, and so can only say something once that is written.
+        unit: of its values.
+        meaning: what a value is, in a sentence.
     """
 
     where = FIELD
     reads_answer: bool = False
+    unit: ClassVar[str] = ""
+    meaning: ClassVar[str] = ""
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The least and the greatest value there can be; None: not known."""
+        return None, None
 
     async def samples(self, seq: Sequence, model: Model, models: ModelPool) -> list[Candidate]:
         """Draw the answers that it looks at; their work is added to the request's, their tokens as discarded."""
@@ -146,4 +158,21 @@ async def doubt_of(
         request.notes.append(f"uncertainty {part.name!r} was not measured ({error})")
         return None
     request.extra.setdefault(MEASURES, {}).update({**group.measures, part.name: value})
+    report_doubt(request, Doubt(0, part.name, value, part.unit, part.meaning, *part.bounds))
+    if request.candidates and drawn:
+        report_candidates(request, sampled(part, group))
     return value
+
+
+def settle_doubt(request: Request, name: str, limit: float, outcome: Outcome) -> None:
+    """Report what became of an answer whose doubt, where it could be measured, was compared with a limit.
+
+    Args:
+        request: has the doubt.
+        name: of the estimator.
+        limit: doubt above which the answer is not given.
+        outcome: what became of it.
+    """
+    known = next((each for each in request.extra.get(DOUBTS, []) if each.part == name), None)
+    if known is not None:
+        report_doubt(request, replace(known, limit=limit, outcome=outcome))

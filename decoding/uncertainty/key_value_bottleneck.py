@@ -27,6 +27,13 @@ class KeyValueBottleneck(Uncertainty):
     Params = BottleneckParams
     params: BottleneckParams
     papers = (72,)
+    unit = "probability"
+    meaning = "probability that sampled answers would differ in meaning"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """See `Uncertainty.bounds`."""
+        return 0.0, 1.0
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:

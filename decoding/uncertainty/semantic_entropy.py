@@ -45,6 +45,13 @@ class SemanticEntropy(SampledUncertainty):
     Params = SemanticEntropyParams
     params: SemanticEntropyParams
     papers = (113,)
+    unit = "nats"
+    meaning = "entropy of the meanings of sampled answers; 0: all mean the same"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """See `Uncertainty.bounds`."""
+        return (None, None) if self.params.estimator == "original" else (0.0, math.log(self.params.samples))
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`."""
@@ -55,6 +62,7 @@ class SemanticEntropy(SampledUncertainty):
         """See `Uncertainty.measure`."""
         clusters = await clusters_of(self._judge, group)
         group.measures["semantic_clusters"] = float(len(set(clusters)))
+        group.scores, group.groups = group.likelihoods, [f"meaning {cluster + 1}" for cluster in clusters]
         logprobs = [log_likelihood(each, self.params.by_length) for each in group.answers]
         return entropy_of_clusters(clusters, logprobs, self.params.estimator)
 

@@ -28,6 +28,13 @@ class SemanticEntropyProbe(Uncertainty):
     Params = ProbeParams
     params: ProbeParams
     papers = (50,)
+    unit = "probability"
+    meaning = "probability that sampled answers would differ in meaning"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """See `Uncertainty.bounds`."""
+        return 0.0, 1.0
 
     @classmethod
     def example(cls, shape: ModelShape) -> Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -39,6 +40,15 @@ class Snne(SampledUncertainty):
     Params = SnneParams
     params: SnneParams
     papers = (85,)
+    unit = "nats"
+    meaning = "how far sampled answers are from each other; the least: all are alike"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """See `Uncertainty.bounds`: all alike, and all as unlike as they can be."""
+        tau, others = self.params.tau, self.params.samples - 1
+        least = -1.0 if self.params.similarity == "embedding" else 0.0
+        return -1.0 / tau - math.log(others + 1), -1.0 / tau - math.log1p(others * math.exp((least - 1.0) / tau))
 
     async def measure(self, group: AnswerSet, answer: Candidate | None) -> float:
         """See `Uncertainty.measure`."""

@@ -10,7 +10,7 @@ from deployments.batches.records import BatchFault, BatchRecord, FileRecord
 from deployments.console.reports import Report
 from deployments.openapi.extras import Answer, ChoiceExtras, PromptExtras
 from turnout.access_config import TenantLimits
-from turnout.calls import DriftReading, MethodDescription, ModelDescription, PoolStats
+from turnout.calls import CandidateSet, Doubt, DriftReading, MethodDescription, ModelDescription, PoolStats
 from turnout.cost import CostReport, ModelMeter, SpeculationMeter
 from turnout.types import FinishReason, TokenKind
 
@@ -110,6 +110,8 @@ class UsageDetails(Answer):
     queue_s: float
     notes: list[str]
     measures: dict[str, float]
+    candidates: list[CandidateSet]
+    doubts: list[Doubt]
     drift: Drift | None
     route: dict[str, Any] | None
 

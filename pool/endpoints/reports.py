@@ -14,6 +14,7 @@ from pool.request_defaults import used
 from pool.routing import Routing
 from pool.validation import PreparedRequest
 from turnout.calls import ModelDescription, PoolStats, Usage
+from turnout.candidate_sets import bounded
 from turnout.config import PoolConfig
 from turnout.cost import report
 from turnout.registry import ALONE
@@ -60,6 +61,7 @@ def usage_of(
         wall_s=wall_s,
         notes=tuple(dict.fromkeys([*notes, *plan.notes, *work.notes])),
         measures={name: fmean(values) for name, values in work.measured.items()},
+        candidates=bounded(sorted(work.candidates, key=lambda each: each.answers)),
         route=routing.shown(prepared.call.explain) if routing is not None else None,
         router_drift=routing.drift if routing is not None else (),
     )

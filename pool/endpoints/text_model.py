@@ -17,7 +17,7 @@ from pool.endpoints.request_body import request_body
 from pool.endpoints.streams import together
 from pool.pool import Pool
 from pool.request_defaults import NO_DEFAULTS, RequestDefaults
-from turnout.calls import Chunk, GenerateCall, Usage
+from turnout.calls import CandidateSet, Chunk, GenerateCall, Usage
 from turnout.cost import Meter, ModelMeter
 from turnout.errors import Code, TurnoutError
 from turnout.pool_stats import EndpointStats
@@ -40,6 +40,7 @@ class Work:
         switches: changes to another model.
         reasoning_tokens: of the answers that stayed, those that are thinking, where models say how many.
         measured: what was measured of each answer, by name.
+        candidates: that answers were chosen from, where the call asks for them.
     """
 
     meter: Meter = field(default_factory=Meter)
@@ -49,6 +50,7 @@ class Work:
     switches: int = 0
     reasoning_tokens: int = 0
     measured: dict[str, list[float]] = field(default_factory=dict)
+    candidates: list[CandidateSet] = field(default_factory=list)
 
     def measure(self, values: Mapping[str, float]) -> None:
         """Add what was measured of an answer."""
@@ -68,6 +70,7 @@ class Work:
         self.reasoning_tokens += other.reasoning_tokens
         for name, values in other.measured.items():
             self.measured.setdefault(name, []).extend(values)
+        self.candidates += other.candidates
         for note in other.notes:
             self.note(note)
 

@@ -19,6 +19,7 @@ from turnout.calls import (
     TokenOut,
     Usage,
 )
+from turnout.candidate_sets import CandidateSet, Doubt, GraphEdge, GraphNode, ReportedCandidate, TokenGraph
 from turnout.cost import Cost, CostReport, ModelMeter, SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason, TokenKind
@@ -27,6 +28,14 @@ TOKENS = (
     TokenOut(5, "a", "small", TokenKind.ACCEPTED, -0.25, 1.5, ((5, "a", -0.25), (6, "b", -2.0))),
     TokenOut(6, "b", "large", TokenKind.BONUS),
 )
+CANDIDATES = (
+    CandidateSet(
+        "search", "beam", "a rule", "nats", (0,),
+        (ReportedCandidate("ab", 2, -1.5, None, "g", 0.0, (0,), False, True, (1, 2)), ReportedCandidate("")),
+        3, TokenGraph((GraphNode(-1, ""), GraphNode(5, "a")), (GraphEdge(0, 1, -0.5),), (1,), 10**15, 2),
+    ),
+    CandidateSet("aggregators", "majority", "", "", (), ()),
+)  # fmt: skip
 USAGE = Usage(
     3, 2, 1,
     {"small": ModelMeter(10, draft_tokens=3, spared_tokens=1.5), "large": ModelMeter(20, fetched_tokens=1)},
@@ -34,6 +43,7 @@ USAGE = Usage(
     CostReport(Cost(0.5, 6.0, 0.1), Cost(1.0, 8.0, 0.2), 0.5, 0.25), "plain",
     {"window": 3.0, "name": "x"}, 2**62, 0.01, 0.1, ("a note",),
     DriftReading("gate", "v1", 0.5, 0.25, 128), queue_s=0.5, measures={"semantic_entropy": 0.5},
+    candidates=CANDIDATES, doubts=(Doubt(0, "snne", 0.5, "nats", "m", None, 0.7, 0.4, "abstained"),),
 )  # fmt: skip
 
 

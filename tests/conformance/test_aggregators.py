@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +117,18 @@ async def test_the_order_of_the_answers_changes_nothing(pool: ModelPool, name: s
     turned = replace(group, answers=list(reversed(group.answers)), measures={}, notes=[])
     if isinstance(part, ValuedAggregator):
         assert await part.values(group) == pytest.approx(list(reversed(await part.values(turned))), abs=1e-5)
+    place = await part.choose(group)
+    assert part.score, "what decides is said in words"
+    assert group.scores is not None
+    assert len(group.scores) == COUNT
+    rivals = range(COUNT)
+    if group.votes is not None:
+        votes: Counter[str] = Counter()
+        for each, weight in zip(group.answers, group.votes, strict=True):
+            votes[each.final] += weight
+        assert votes[group.answers[place].final] == max(votes[each.final] for each in group.answers if each.final)
+    elif isinstance(part, ValuedAggregator):
+        assert group.scores[place] == max(group.scores[each] for each in rivals)
     if name not in DRAWS:
         chosen, other = group.answers[await part.choose(group)], turned.answers[await part.choose(turned)]
         assert chosen.ids == other.ids

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from decoding.candidate_report import DOUBTS
 from decoding.fakes import ListText
 from decoding.model import MEASURES, ModelPool, Request
 from decoding.sequence import Sequence
@@ -58,6 +59,11 @@ async def test_it_is_measured_and_changes_no_answer(pool: ModelPool, name: str) 
         assert not [note for note in one.notes if "not measured" in note]
         value = one.extra[MEASURES][name]
         assert math.isfinite(value)
+        [doubt] = one.extra[DOUBTS]
+        assert doubt.unit
+        assert doubt.meaning
+        assert doubt.least is None or doubt.least <= value + 1e-6
+        assert doubt.greatest is None or value <= doubt.greatest + 1e-6
         assert other.extra[MEASURES][name] == pytest.approx(value, abs=1e-4)
         plain = Sequence(prompts(4)[place], SamplingParams(max_tokens=6), place, eos_ids=(1,))
         await pool.large.decode(plain)

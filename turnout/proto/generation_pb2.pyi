@@ -182,7 +182,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., processors: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., thinking_token_budget: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache", "structure", "token_details", "parse_special", "priority", "cache_salt", "prompt_logprobs", "contrast", "context", "uncertainty", "abstain_above")
+    __slots__ = ("request_id", "model", "prompt", "prompt_ids", "chat", "sampling", "method", "params", "deadline_s", "session", "explain", "limits", "cache", "structure", "token_details", "parse_special", "priority", "cache_salt", "prompt_logprobs", "contrast", "context", "uncertainty", "abstain_above", "candidates")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class GenerateRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     UNCERTAINTY_FIELD_NUMBER: _ClassVar[int]
     ABSTAIN_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -229,7 +230,8 @@ class GenerateRequest(_message.Message):
     context: str
     uncertainty: Part
     abstain_above: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ..., token_details: _Optional[bool] = ..., parse_special: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., contrast: _Optional[_Union[Part, _Mapping]] = ..., context: _Optional[str] = ..., uncertainty: _Optional[_Union[Part, _Mapping]] = ..., abstain_above: _Optional[float] = ...) -> None: ...
+    candidates: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., explain: _Optional[bool] = ..., limits: _Optional[_Union[RouteLimits, _Mapping]] = ..., cache: _Optional[str] = ..., structure: _Optional[_Union[Structure, _Mapping]] = ..., token_details: _Optional[bool] = ..., parse_special: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., contrast: _Optional[_Union[Part, _Mapping]] = ..., context: _Optional[str] = ..., uncertainty: _Optional[_Union[Part, _Mapping]] = ..., abstain_above: _Optional[float] = ..., candidates: _Optional[bool] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice", "other")
@@ -408,7 +410,7 @@ class Cost(_message.Message):
     def __init__(self, paper: _Optional[float] = ..., flops: _Optional[float] = ..., wall_s: _Optional[float] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens", "measures")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "models", "switches", "spent", "large_only", "large_share", "method", "params", "seed", "ttft_s", "wall_s", "speculation", "notes", "route", "drift", "queue_s", "large_kept_share", "sampling", "reasoning_tokens", "measures", "candidates", "doubts")
     class MeasuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +440,8 @@ class Usage(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -460,7 +464,107 @@ class Usage(_message.Message):
     sampling: _struct_pb2.Struct
     reasoning_tokens: int
     measures: _containers.ScalarMap[str, float]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_tokens: _Optional[int] = ..., measures: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateSet]
+    doubts: _containers.RepeatedCompositeFieldContainer[Doubt]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelUsage, _Mapping]]] = ..., switches: _Optional[int] = ..., spent: _Optional[_Union[Cost, _Mapping]] = ..., large_only: _Optional[_Union[Cost, _Mapping]] = ..., large_share: _Optional[float] = ..., method: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., seed: _Optional[int] = ..., ttft_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., drift: _Optional[_Union[Drift, _Mapping]] = ..., queue_s: _Optional[float] = ..., large_kept_share: _Optional[float] = ..., sampling: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reasoning_tokens: _Optional[int] = ..., measures: _Optional[_Mapping[str, float]] = ..., candidates: _Optional[_Iterable[_Union[CandidateSet, _Mapping]]] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ...) -> None: ...
+
+class CandidateSet(_message.Message):
+    __slots__ = ("slot", "part", "rule", "score", "answers", "candidates", "omitted", "graph")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    slot: str
+    part: str
+    rule: str
+    score: str
+    answers: _containers.RepeatedScalarFieldContainer[int]
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    omitted: int
+    graph: TokenGraph
+    def __init__(self, slot: _Optional[str] = ..., part: _Optional[str] = ..., rule: _Optional[str] = ..., score: _Optional[str] = ..., answers: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., omitted: _Optional[int] = ..., graph: _Optional[_Union[TokenGraph, _Mapping]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("text", "tokens", "logprob", "score", "group", "votes", "answers", "ended", "cut", "path")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    tokens: int
+    logprob: float
+    score: float
+    group: str
+    votes: float
+    answers: _containers.RepeatedScalarFieldContainer[int]
+    ended: bool
+    cut: bool
+    path: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[int] = ..., logprob: _Optional[float] = ..., score: _Optional[float] = ..., group: _Optional[str] = ..., votes: _Optional[float] = ..., answers: _Optional[_Iterable[int]] = ..., ended: _Optional[bool] = ..., cut: _Optional[bool] = ..., path: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TokenGraph(_message.Message):
+    __slots__ = ("nodes", "edges", "ends", "paths", "omitted")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[GraphNode]
+    edges: _containers.RepeatedCompositeFieldContainer[GraphEdge]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    paths: int
+    omitted: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[GraphEdge, _Mapping]]] = ..., ends: _Optional[_Iterable[int]] = ..., paths: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
+
+class GraphNode(_message.Message):
+    __slots__ = ("id", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class GraphEdge(_message.Message):
+    __slots__ = ("before", "after", "logprob")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    before: int
+    after: int
+    logprob: float
+    def __init__(self, before: _Optional[int] = ..., after: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class Doubt(_message.Message):
+    __slots__ = ("answer", "part", "value", "unit", "meaning", "least", "greatest", "limit", "outcome")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    GREATEST_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    answer: int
+    part: str
+    value: float
+    unit: str
+    meaning: str
+    least: float
+    greatest: float
+    limit: float
+    outcome: str
+    def __init__(self, answer: _Optional[int] = ..., part: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., meaning: _Optional[str] = ..., least: _Optional[float] = ..., greatest: _Optional[float] = ..., limit: _Optional[float] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class Drift(_message.Message):
     __slots__ = ("calibration", "version", "index", "limit", "answers")

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from decoding.aggregators.base import AnswerSet, Candidate
+from decoding.aggregators.base import Aggregator, AnswerSet, Candidate
+from decoding.candidate_report import chosen_from
 from decoding.candidates import final_answer
 from decoding.methods.best_of import BestOfParams, choose
 from decoding.noise import derive_seed
@@ -32,7 +33,10 @@ async def run(request: TextRequest, models: TextModels, params: BestOfParams) ->
         draws.append(_drawn(Drafts.write(request, models, params.model, asked)))
     async for index, drafts in together(draws):
         group = AnswerSet([_candidate(each, params.mark) for each in drafts.answers], derive_seed(request.seed, index))
-        best = await _best(group, params, models.name(params.model))
+        aggregator = params.aggregator()
+        best = await _best(aggregator, group, models.name(params.model))
+        if call.candidates:
+            request.work.candidates.append(chosen_from(aggregator, group, best).numbered(index))
         request.work.measure(group.measures)
         for note in group.notes:
             request.work.note(note)
@@ -44,8 +48,7 @@ async def _drawn(drafts: Coroutine[Any, Any, Drafts]) -> AsyncIterator[Drafts]:
     yield await drafts
 
 
-async def _best(group: AnswerSet, params: BestOfParams, model: str) -> int:
-    aggregator = params.aggregator()
+async def _best(aggregator: Aggregator, group: AnswerSet, model: str) -> int:
     if aggregator.reads_logprobs and len(group.answers) > 1 and not all(each.logprobs for each in group.answers):
         why = f"{aggregator.name} needs log-probabilities, and {model!r} gives none; use majority"
         raise invalid("params.rerank", why)
@@ -54,4 +57,6 @@ async def _best(group: AnswerSet, params: BestOfParams, model: str) -> int:
 
 def _candidate(draft: Chunk, mark: str) -> Candidate:
     logprobs = tuple(token.logprob for token in draft.tokens if token.logprob is not None)
-    return Candidate(draft.text, draft.reasoning + draft.text, final_answer(draft.text, mark), logprobs=logprobs)
+    final = final_answer(draft.text, mark)
+    whole = draft.reasoning + draft.text
+    return Candidate(draft.text, whole, final, logprobs=logprobs, num_tokens=len(draft.tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -263,6 +264,11 @@ async def test_best_of_takes_what_chooses_by_texts_and_refuses_the_rest(site):
     chunks, usage = await answer(pool, ask(method="best_of", params={"k": 3, "rerank": words}))
     assert set(usage.measures) == {"expected_utility"}
     assert text_of(chunks) == "the cat sat"
+    assert usage.candidates == ()
+    _, usage = await answer(pool, replace(ask(method="best_of", params={"k": 3, "rerank": words}), candidates=True))
+    [found] = usage.candidates
+    assert [each.answers for each in found.candidates] == [(0,), (), ()]
+    assert found.candidates[0].score == usage.measures["expected_utility"]
     for rerank in ("first_finish", {"name": "mbr", "utility": "embedding"}):
         error = await refused(pool, ask(method="best_of", params={"k": 3, "rerank": rerank}))
         assert "this value needs the tokens of its models" in error.message
