@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import playwright
@@ -20,7 +21,8 @@ from pool.validation import RequestValidator
 from tests.deployments.conftest import poll
 from tests.deployments.console.held_stream import HeldStreams, token
 from tests.deployments.in_process import make_service
-from turnout.registry import all_methods, names
+from turnout.candidate_sets import CandidateSet, Doubt, Outcome, ReportedCandidate
+from turnout.registry import all_methods, get_method, names
 
 NODE = Path(playwright.__file__).parent / "driver" / "node"
 OWN = {"threshold": 0.1, "window": 1, "min_stay": 2}
@@ -207,3 +209,106 @@ def test_an_arm_is_unbeaten_where_no_other_is_as_good_for_less(code: Code) -> No
         points=points,
     )
     assert best == [True, False, True, True, True, True]
+
+
+def _set(*candidates: ReportedCandidate, **more: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {"slot": "aggregators", "part": "p", "rule": "r", "score": "s", "answers": (0,)}
+    return asdict(CandidateSet(candidates=candidates, **known | more))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "said"),
+    [
+        ([ReportedCandidate("a", score=1.0, answers=(0,))], "Candidate 1 is shown: there is no other."),
+        (
+            [ReportedCandidate("a", score=1.0), ReportedCandidate("b", score=2.0, answers=(0,))],
+            "Candidate 2 is shown: its score, 2, is the greatest of 2.",
+        ),
+        (
+            [ReportedCandidate("a", score=0.6), ReportedCandidate("b", score=0.4, answers=(0,))],
+            "Candidate 2 is shown: its score, 0.4, is number 2 of 2.",
+        ),
+        (
+            [
+                ReportedCandidate("x", score=9.0, group="7", votes=1.0),
+                ReportedCandidate("y", score=1.0, group="<b>", votes=1.5),
+                ReportedCandidate("z", score=2.0, group="<b>", votes=1.0, answers=(0,)),
+            ],
+            "Candidate 3 is shown: its final answer, “<b>”, has 2.5 of 3.5 votes, the most; its score, 2, is the"
+            " greatest of the 2 with it.",
+        ),
+        (
+            [ReportedCandidate("a", ended=False), ReportedCandidate("b", score=-3.0, answers=(0,))],
+            "Candidate 2 is shown: it was the first to end. 1 not needed for the choice was cancelled.",
+        ),
+        (
+            [ReportedCandidate("a"), ReportedCandidate("b", answers=(0,))],
+            "Candidate 2 is shown.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_reason_follows_from_scores_and_votes(code: Code, candidates: list[ReportedCandidate], said: str) -> None:
+    read = 'import { reason } from "./candidates_view.js";'
+    assert code.run(read, "return reason(set);", set=_set(*candidates)) == said
+
+
+def test_samples_are_counted_by_meaning(code: Code) -> None:
+    samples = [ReportedCandidate(text, group=f"meaning {meaning}") for text, meaning in (("a", 1), ("b", 2), ("c", 1))]
+    given = _set(*samples, slot="uncertainty")
+    read = 'import { reason, votes } from "./candidates_view.js";'
+    why, counted = code.run(read, "return [reason(set), votes(set)];", set=given)
+    assert why == "None of these 3 is shown. They have 2 different meanings."
+    assert [(each["group"], each["weight"]) for each in counted] == [("meaning 1", 2), ("meaning 2", 1)]
+
+
+def test_runs_of_tokens_are_one_piece_and_merged_ways_name_it(code: Code) -> None:
+    nodes = [{"id": place - 1, "text": text} for place, text in enumerate(["", "a", "b", "c", "d", "e", "f"])]
+    edges = [(0, 1, -0.1), (1, 2, -0.2), (2, 3, -0.7), (2, 4, -0.6), (3, 5, -1.0), (4, 5, -2.0), (5, 6, -0.5)]
+    graph = {
+        "nodes": nodes, "ends": [5, 6], "paths": 4, "omitted": 0,
+        "edges": [dict(zip(("before", "after", "logprob"), edge, strict=True)) for edge in edges],
+    }  # fmt: skip
+    body = """const flat = (piece) => [piece.joins ? `to ${piece.joins.text}` : piece.text,
+      Math.round(10 * piece.logprob), ...piece.children.map(flat)];
+    return branches(graph).children.map(flat);"""
+    # The likelier comes first; e stands after d, and is named where c leads to it. A piece ends where an answer may.
+    tree = [["ab", -3, ["d", -6, ["e", -20, ["f", -5]]], ["c", -7, ["to e", -10]]]]
+    assert code.run('import { branches } from "./tree_view.js";', body, graph=graph) == tree
+
+
+def test_every_outcome_of_a_doubt_has_words(code: Code) -> None:
+    doubts = [asdict(Doubt(0, "snne", 0.5, limit=0.4, outcome=outcome)) for outcome in get_args(Outcome)]
+    said = code.run('import { outcome } from "./doubt_view.js";', "return doubts.map(outcome);", doubts=doubts)
+    assert len(set(said)) == len(said) == 4
+    assert all(said)
+
+
+LISTS = """globalThis.Node = class {};
+class Element extends Node {
+  constructor() { super(); this.children = []; this.dataset = {}; this.value = ""; }
+  setAttribute() {} removeAttribute() {} addEventListener() {} focus() {}
+  append(...more) { this.children.push(...more); } replaceChildren() { this.children = []; }
+}
+globalThis.document = { createElement: () => new Element(), createTextNode: (text) => text };
+const { SchemaForm } = await import("./schema_form.js");"""
+
+
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("best_of", {"rerank": {"name": "nbest", "terms": [{"part": {"name": "mbr", "first": "logprob"}}]}}),
+        ("best_of", {"rerank": {"name": "nbest", "terms": [{"part": "logprob"}, {"part": "mbr", "weight": 2}]}}),
+        ("best_of", {"k": 3, "rerank": "self_certainty"}),
+        ("search", {"search": {"name": "lattice", "suffix": 2}, "width": 8}),
+        ("abstain", {"uncertainty": {"name": "semantic_entropy", "judge": "final_answer"}, "inner": "best_of"}),
+        ("cascade", {"uncertainty": None}),
+        ("step_speculation", {"scorer": "self_grade", "speculate": {"drafter": {"name": "input_copy"}}}),
+        ("step_speculation", {"scorer": "self_grade", "speculate": {}}),
+    ],
+)  # fmt: skip
+def test_the_form_sends_what_it_was_given(code: Code, method: str, values: dict[str, Any]) -> None:
+    schema = next(each["params"] for each in METHODS if each["name"] == method)
+    body = "const form = new SchemaForm(schema, 'p', () => {}); form.value = values; return form.value;"
+    found = code.run(LISTS, body, schema=schema, values=values)
+    parse = get_method(method).parse
+    assert parse(found) == parse(values)

@@ -63,7 +63,7 @@ export function table(caption, head, rows) {
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en");
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return (value + 0).toLocaleString("en"); // never -0
   if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3)) return value.toExponential(2);
   return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }

@@ -136,7 +136,7 @@ class GeneratePage {
     const state = this.state;
     const { logprobs = 0, seed: _, ...sampling } = state.sampling;
     const { method, params, parts } = state.sides[side];
-    const decoding = { tokens: true, ...(method ? { method, params } : {}), ...parts };
+    const decoding = { tokens: true, candidates: true, ...(method ? { method, params } : {}), ...parts };
     const common = { model: state.model, ...sampling, seed, stream: true, stream_options: { include_usage: true }, decoding };
     if (state.mode === "completion") return ["v1/completions", { ...common, prompt: state.prompt, logprobs }];
     const messages = [{ role: "user", content: state.prompt }];

@@ -2,6 +2,8 @@
 
 import { announce, fill, h } from "./dom.js";
 import { ApiError, stream } from "./api.js";
+import { candidatesView } from "./candidates_view.js";
+import { doubtView } from "./doubt_view.js";
 import { EntropyChart } from "./entropy_chart.js";
 import { costTable, drafting, timings } from "./meters.js";
 import { TokensView } from "./tokens_view.js";
@@ -21,10 +23,13 @@ export class RunPane {
     this.state = h("p", { class: "state" }, "Nothing asked yet.");
     this.fault = h("p", { class: "alert", role: "alert", hidden: true });
     this.plain = h("div", {});
+    this.doubt = h("div", {});
+    this.candidates = h("div", {});
     this.result = h("div", { class: "result" });
     this.heading = h("h2", {}, label);
     this.element = h("section", { class: "pane", "aria-label": label },
-      this.heading, this.state, this.fault, this.view.element, this.chart.element, this.plain, this.result);
+      this.heading, this.state, this.fault, this.view.element, this.doubt, this.chart.element, this.plain, this.candidates,
+      this.result);
   }
 
   get running() { return this.aborter !== null; }
@@ -71,8 +76,7 @@ export class RunPane {
     this.view.clear();
     this.chart.begin(rule);
     this.fault.hidden = true;
-    fill(this.plain);
-    fill(this.result);
+    for (const each of [this.plain, this.doubt, this.candidates, this.result]) fill(each);
     this.element.setAttribute("aria-busy", "true");
     this.state.textContent = "Asked; waiting for the first token.";
     this.onchange();
@@ -90,8 +94,13 @@ export class RunPane {
     const details = usage.turnout;
     this.chart.rule(this.ruleOf(details));
     const count = this.view.tokens.length;
-    this.state.textContent = `Done: ${count} tokens by ${details.method}.`;
-    this.ended(`${count} tokens.`);
+    const { candidates = [], doubts = [] } = details;
+    const abstained = doubts.some((each) => each.outcome === "abstained") ? " No answer is given: the doubt is too high." : "";
+    this.state.textContent = `Done: ${count} tokens by ${details.method}.${abstained}`;
+    this.ended(`${count} tokens.${abstained}`);
+    const several = new Set([...doubts.map((each) => each.answer), ...candidates.flatMap((each) => each.answers)]).size > 1;
+    fill(this.doubt, doubtView(doubts, several));
+    fill(this.candidates, candidatesView(candidates, several));
     fill(this.result,
       costTable(details.cost),
       drafting(this.view.kinds, details.speculation),

@@ -190,19 +190,66 @@ class PartField {
   find(path) { return (this.inner instanceof SchemaForm ? this.inner.find(path) : null) ?? this; }
 }
 
-// Parts in the order in which they are sent. A row's place is in the names of its fields, so all are made again when one moves.
-class PartList {
+// An object with fields of its own; where it may be left out or be none, whether it is given is chosen first.
+class RecordField {
+  constructor(path, label, schema, root, onchange, needed = false) {
+    this.path = path;
+    const inner = { ...root, properties: schema.properties };
+    this.form = new SchemaForm(inner, path, onchange);
+    this.body = h("div", { class: "nested", hidden: !needed }, this.form.element);
+    this.given = new Field(path, label, {
+      enum: ["given"], default: schema.default, description: schema.description, nullable: schema.nullable,
+    }, () => { this.show(); onchange(); });
+    this.given.element.hidden = needed;
+    this.needed = needed;
+    this.element = h("div", { role: "group", "aria-label": label }, this.given.element, this.body);
+  }
+
+  show() { this.body.hidden = !this.needed && this.given.value !== "given"; }
+
+  get value() {
+    const given = this.needed ? "given" : this.given.value;
+    return given === "given" ? this.form.value : given;
+  }
+
+  set value(value) {
+    const given = typeof value === "object" && value !== null;
+    this.given.value = given ? "given" : value;
+    this.form.value = given ? value : {};
+    this.show();
+  }
+
+  focus() { (this.needed ? this.form.fields[0]?.[1] : this.given)?.focus(); }
+
+  error(text) {
+    if (this.needed) this.form.fields[0]?.[1].error(text);
+    else this.given.error(text);
+  }
+
+  clear() {
+    this.given.clear();
+    this.form.clear();
+  }
+
+  find(path) { return this.form.find(path) ?? this; }
+}
+
+// Rows in the order in which they are sent, parts or objects. A row's place is in the names of its fields, so all are
+// made again when one moves.
+class RowList {
   constructor(path, label, schema, root, onchange) {
     this.path = path;
     this.label = label;
-    this.one = { "x-slot": schema["x-slot"] };
+    this.one = schema["x-slot"] ? { "x-slot": schema["x-slot"] } : resolve(schema.items, root);
     this.most = schema.maxItems ?? Infinity;
     this.root = root;
     this.onchange = onchange;
     this.list = h("ol", { class: "parts" });
     this.more = h("button", { type: "button", onclick: () => this.add() }, `Add to ${label}`);
     this.message = h("p", { class: "fault", hidden: true });
-    const help = schema.description ? h("p", { class: "help" }, schema.description) : null;
+    const preset = Array.isArray(schema.default) && schema.default.length ? hint(schema) : "";
+    const words = [schema.description, preset].filter(Boolean).join("; ");
+    const help = words ? h("p", { class: "help" }, words) : null;
     this.element = h("div", { class: "field", role: "group", "aria-label": label }, this.list, this.more, this.message, help);
     this.value = [];
   }
@@ -214,7 +261,8 @@ class PartList {
 
   set value(values) {
     this.rows = (Array.isArray(values) ? values : []).map((value, place) => {
-      const row = new PartField(`${this.path}.${place}`, `${this.label} ${place + 1}`, this.one, this.root, this.onchange);
+      const Row = this.one["x-slot"] ? PartField : RecordField;
+      const row = new Row(`${this.path}.${place}`, `${this.label} ${place + 1}`, this.one, this.root, this.onchange, true);
       row.value = value ?? undefined;
       return row;
     });
@@ -274,8 +322,10 @@ class PartList {
 }
 
 function made(path, name, field, root, onchange) {
-  if (!field["x-slot"] || !root["x-parts"]) return new Field(path, name, field, onchange);
-  return new (field.type === "array" ? PartList : PartField)(path, name, field, root, onchange);
+  const parts = field["x-slot"] && root["x-parts"];
+  const rows = field.type === "array" && (parts || resolve(field.items ?? {}, root).properties);
+  const Kind = rows ? RowList : parts ? PartField : field.type === "object" && field.properties ? RecordField : Field;
+  return Kind === Field ? new Field(path, name, field, onchange) : new Kind(path, name, field, root, onchange);
 }
 
 export class SchemaForm {
