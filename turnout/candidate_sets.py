@@ -27,7 +27,7 @@ class ReportedCandidate:
         logprob: of all its tokens, nats: the model's own; of a search, in the law that it scores; None: unknown.
         score: what it was chosen by, see `CandidateSet.score`; None: by nothing of the kind.
         group: its final answer, or the meaning it shares with others; "": none.
-        votes: weight of its vote for its group; None: nobody voted.
+        votes: weight of its vote for its group; None: there was no vote.
         answers: indices of the answers that are this one; () where it is not shown.
         ended: whether it was written to its end.
         cut: whether the text is only the beginning.

@@ -119,11 +119,11 @@ async def test_a_lattice_is_reported_as_it_is_and_answers_are_ways_through_it() 
     merged = 0
     for seed in range(6):
         found, _, (_, request) = await searched({"name": "lattice", "suffix": 1, "distance": 3}, seed)
-        graph, told = found.graph, request.extra["lattice"]
+        graph, report = found.graph, request.extra["lattice"]
         assert graph is not None
-        assert [node.id for node in graph.nodes] == told["tokens"]
-        assert [[edge.before, edge.after, edge.logprob] for edge in graph.edges] == told["edges"]
-        assert (list(graph.ends), graph.paths) == (told["ends"], told["paths"])
+        assert [node.id for node in graph.nodes] == report["tokens"]
+        assert [[edge.before, edge.after, edge.logprob] for edge in graph.edges] == report["edges"]
+        assert (list(graph.ends), graph.paths) == (report["ends"], report["paths"])
         steps = {(edge.before, edge.after) for edge in graph.edges}
         for each in found.candidates:
             places = [0, *each.path]

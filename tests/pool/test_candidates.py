@@ -24,10 +24,10 @@ SNNE = {"name": "snne", "samples": 3}
 async def asked(pool: LocalPool, method: str, params: dict[str, Any], candidates: bool = True, **options: Any) -> Reply:
     call = replace(call_of(PROMPT, method, params, max_tokens=6, **options), candidates=candidates)
     reply = await answer(pool, call)
-    told = usage_object(reply.usage)
+    shown = usage_object(reply.usage)
     whole = document(batches=False)
     schema = {"$ref": "#/components/schemas/UsageObject", "components": whole["components"]}
-    jsonschema.validate(json.loads(json.dumps(told, allow_nan=False)), schema)
+    jsonschema.validate(json.loads(json.dumps(shown, allow_nan=False)), schema)
     again = usage(usage_message(reply.usage))
     assert (again.candidates, again.doubts) == (reply.usage.candidates, reply.usage.doubts)
     return reply

@@ -25,7 +25,7 @@ export function candidatesView(sets, several) {
   });
 }
 
-// Votes by group, the most first; null where nobody voted. Groups without votes count their members.
+// Votes by group, the most first; null where there was no vote. Groups without votes count their members.
 export function votes(set) {
   const groups = new Map();
   const voted = set.candidates.some((each) => each.votes !== null);

@@ -1,4 +1,4 @@
-// Doubt beside the answer: what was measured, what it means, and whether the answer was given.
+// Doubt next to the answer: what was measured, what it means, and whether the answer was given.
 
 import { h, number } from "./dom.js";
 

@@ -63,7 +63,7 @@ export class TreeView {
     if (piece.joins) {
       const target = this.numbers.get(piece.joins);
       const element = h("li", { role: "treeitem", tabindex: -1, "aria-selected": "false" },
-        h("span", { class: "twig" }, h("span", {}, `→ on at [${target}] `), h("code", {}, shown(piece.joins.text)),
+        h("span", { class: "twig" }, h("span", {}, `→ continues at [${target}] `), h("code", {}, shown(piece.joins.text)),
           h("span", { class: "quiet" }, ` ${share}`)));
       this.items.set(element, { ...piece, text: "", before });
       return element;
@@ -131,7 +131,7 @@ export class TreeView {
     item.setAttribute("aria-selected", "true");
     item.focus();
     const piece = this.items.get(item);
-    const count = piece.joins ? "goes on at a piece that stands elsewhere" : `${number(piece.places.length)} tokens`;
+    const count = piece.joins ? "continues at a piece that stands elsewhere" : `${number(piece.places.length)} tokens`;
     fill(this.detail, h("dl", {},
       h("dt", {}, "text up to here"), h("dd", {}, h("span", { class: "said" }, piece.before, h("strong", {}, piece.text))),
       h("dt", {}, "this branch"), h("dd", {}, `${count}, log-probability ${number(piece.logprob)} nats`)));

@@ -1,4 +1,4 @@
-"""Views of many answers: candidates with votes, hypotheses as a tree, doubt beside the answer, and their forms."""
+"""Views of many answers: candidates with votes, hypotheses as a tree, doubt next to the answer, and their forms."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_search_is_chosen_by_its_schema_and_its_lattice_shown(page: Page) -> N
 @pytest.mark.parametrize(
     ("limit", "outcome"), [(None, "reported"), (0.7, "abstained"), (1.2, "kept"), (0.5, "deferred")]
 )
-def test_doubt_stands_beside_the_answer(
+def test_doubt_stands_next_to_the_answer(
     page: Page, streams: HeldStreams, usage: dict[str, Any], limit: float | None, outcome: str
 ) -> None:
     doubt = {"answer": 0, "part": "semantic_entropy", "value": 0.9, "unit": "nats", "meaning": f"entropy {MARKUP}"}
@@ -171,8 +171,8 @@ def test_doubt_stands_beside_the_answer(
     expect(view.get_by_role("meter", name="Doubt, from 0 to 1.6")).to_be_visible()
     said = {"reported": "No limit is set", "abstained": "Above the limit, 0.7", "kept": "Not above the limit, 1.2"}
     expect(view).to_contain_text(said.get(outcome, "another model's answer"))
-    told = "No answer is given: the doubt is too high" in pane(page).locator(".state").inner_text()
-    assert told == (outcome == "abstained")
+    says_so = "No answer is given: the doubt is too high" in pane(page).locator(".state").inner_text()
+    assert says_so == (outcome == "abstained")
     expect(pane(page).get_by_role("table", name="Meanings").get_by_role("row")).to_have_count(3)
     assert page.evaluate("window.owned") is None
 
