@@ -188,25 +188,25 @@ class Attention {
                 const std::uint64_t* seen_by) {
     if constexpr (SCALED<S>) packer_.scales(tile, head, b.key_scales, b.value_scales);
     packer_.keys(tile, following, head, b.keys.data());
-    for (Index panel = 0; panel * PANEL < tile.count; panel++)
-      if constexpr (DIGITS<T, S>)
+    if constexpr (DIGITS<T, S>)
+      for (Index panel = 0; panel * PANEL < tile.count; panel++)
         digits_times_panel<true>(&b.query[first * units_], packer_.units, &b.query_rows[first], rows,
                                  &b.keys[panel * packer_.units * PANEL], packer_.units, &b.scores[panel * PANEL], KEYS,
                                  false);
-      else
-        rows_times_panel<T>(&b.query[first * units_], units_, rows, &b.keys[panel * units_ * PANEL], units_,
-                            {&b.scores[panel * PANEL], KEYS, false});
+    else
+      rows_times_panels<T>(&b.query[first * units_], units_, rows, b.keys.data(), units_ * PANEL,
+                           num_panels(tile.count), units_, {b.scores.data(), KEYS, false});
     for (Index row = 0; row < rows; row++) weigh(b, first, row, seen_by[row / group_]);
     constexpr Index STRIDE = KEYS / Packer<T, S>::UNIT;
     const Index packed = packer_.values(tile, following, head, b.values.data(), STRIDE);
-    for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
-      if constexpr (DIGITS<T, S>)
+    if constexpr (DIGITS<T, S>)
+      for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
         digits_times_panel<false>(b.weights.data(), STRIDE, b.weight_rows.data(), rows,
                                   &b.values[panel * STRIDE * PANEL], packed, &b.sums[first * width_ + panel * PANEL],
                                   width_, true);
-      else
-        rows_times_panel<T>(b.weights.data(), STRIDE, rows, &b.values[panel * STRIDE * PANEL], packed,
-                            {&b.sums[first * width_ + panel * PANEL], width_, true});
+    else
+      rows_times_panels<T>(b.weights.data(), STRIDE, rows, b.values.data(), STRIDE * PANEL, num_panels(cache_.dim),
+                           packed, {&b.sums[first * width_], width_, true});
   }
 
   Tile<S> find(const Piece& piece, Index at) const {

@@ -80,6 +80,7 @@ inline Floats low_halves(Units x) { return as_floats(_mm256_slli_epi32(x, 16)); 
 inline Floats high_halves(Units x) { return as_floats(_mm256_and_si256(x, fill_units(0xFFFF0000u))); }
 
 // acc += sum over the unit's two bfloat16 of a * b.
+constexpr bool MULTIPLIES_HALVES = false;  // in one instruction
 inline Floats multiply_add_halves(Floats acc, Units a, Units b) {
   return fused(high_halves(a), high_halves(b), fused(low_halves(a), low_halves(b), acc));
 }

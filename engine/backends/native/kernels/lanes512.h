@@ -60,13 +60,17 @@ inline Floats low_halves(Units x) { return as_floats(_mm512_slli_epi32(x, 16)); 
 inline Floats high_halves(Units x) { return as_floats(_mm512_and_si512(x, fill_units(0xFFFF0000u))); }
 
 // acc += sum over the unit's two bfloat16 of a * b.
-inline Floats multiply_add_halves(Floats acc, Units a, Units b) {
 #ifdef __AVX512BF16__
+constexpr bool MULTIPLIES_HALVES = true;  // in one instruction
+inline Floats multiply_add_halves(Floats acc, Units a, Units b) {
   return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-#else
-  return fused(high_halves(a), high_halves(b), fused(low_halves(a), low_halves(b), acc));
-#endif
 }
+#else
+constexpr bool MULTIPLIES_HALVES = false;
+inline Floats multiply_add_halves(Floats acc, Units a, Units b) {
+  return fused(high_halves(a), high_halves(b), fused(low_halves(a), low_halves(b), acc));
+}
+#endif
 
 inline Floats load_halves(const std::uint16_t* from, int lanes) {
   const __m256i half = _mm256_maskz_loadu_epi16(lane_mask(lanes), from);

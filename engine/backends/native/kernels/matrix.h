@@ -6,6 +6,7 @@
 #pragma once
 
 #include "integers.h"
+#include "wide.h"
 
 namespace turnout {
 
@@ -87,8 +88,38 @@ inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const 
   }
 }
 
+// Any number of rows and of panels, `stride` units from one to the next.
+template <typename T>
+inline void rows_times_panels(const Unit* a, Index row_stride, Index rows, const Unit* panels, Index stride,
+                              Index count, Index units, Sums out) {
+  Wide& wide = Wide::of_thread();
+  const bool widens = WIDENS<T> && rows >= WIDENED_ROWS;
+  if (widens) wide.take_rows(a, row_stride, rows, units);
+  for (Index panel = 0; panel < count; panel++, panels += stride, out.to += PANEL)
+    if (widens) {
+      wide.take_panel(panels, units);
+      rows_times_panel<float>(wide.rows(), 2 * units, rows, wide.panel(), 2 * units, out);
+    } else {
+      rows_times_panel<T>(a, row_stride, rows, panels, units, out);
+    }
+}
+
+// Any number of rows, with `finish(row, left, right)` of each.
+template <typename T, typename Finish>
+inline void multiply_rows(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units, Finish finish) {
+  alignas(64) float sums[ROWS * PANEL];
+  const Index blocks = (rows + ROWS - 1) / ROWS;
+  for (Index block = 0; block < blocks; block++) {
+    const Range own = share(rows, static_cast<int>(block), static_cast<int>(blocks));
+    rows_times_panel<T>(a + own.begin * row_stride, row_stride, own.end - own.begin, panel, units, {sums, PANEL, false});
+    const float* row_sums = sums;
+    for (Index row = own.begin; row < own.end; row++, row_sums += PANEL)
+      finish(row, load(row_sums), load(row_sums + LANES));
+  }
+}
+
 // Every (chunk of rows, panel) once, shared between the workers; `finish(row, panel, left, right)`, bias added. Rows for
-// a matrix of integers are quantized first, for all workers.
+// a matrix of integers are quantized first, for all workers; many rows of bfloat16 are made wider by each, see `wide.h`.
 template <typename T, typename Finish>
 inline void multiply(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                      Finish finish) {
@@ -101,7 +132,8 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
       quantize_row(a + row * row_stride, matrix, worker.quantized + row * quantized);
     worker.barrier();
   }
-  alignas(64) float sums[ROWS * PANEL];
+  [[maybe_unused]] Wide& wide = Wide::of_thread();
+  [[maybe_unused]] Index widened = -1;  // the chunk whose rows `wide` holds
   for (Index piece = mine.begin; piece < mine.end; piece++) {
     const Index panel = piece % panels;
     const Range range = share(rows, static_cast<int>(piece / panels), static_cast<int>(chunks));
@@ -120,15 +152,18 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
       continue;
     }
     const Unit* from = reinterpret_cast<const Unit*>(a + range.begin * row_stride);
-    const Index stride = row_stride / PER_UNIT<T>, count = range.end - range.begin, blocks = (count + ROWS - 1) / ROWS;
-    for (Index block = 0; block < blocks; block++) {
-      const Range own = share(count, static_cast<int>(block), static_cast<int>(blocks));
-      rows_times_panel<T>(from + own.begin * stride, stride, own.end - own.begin,
-                          matrix.panels + panel * matrix.units * PANEL, matrix.units, {sums, PANEL, false});
-      const float* row_sums = sums;
-      for (Index row = own.begin; row < own.end; row++, row_sums += PANEL)
-        biased(row, load(row_sums), load(row_sums + LANES));
+    const Unit* weights = matrix.panels + panel * matrix.units * PANEL;
+    const Index count = range.end - range.begin;
+    if constexpr (WIDENS<T>) {
+      if (count >= WIDENED_ROWS) {
+        if (widened != range.begin) wide.take_rows(from, row_stride / 2, count, matrix.units);
+        widened = range.begin;
+        wide.take_panel(weights, matrix.units);
+        multiply_rows<float>(wide.rows(), 2 * matrix.units, count, wide.panel(), 2 * matrix.units, biased);
+        continue;
+      }
     }
+    multiply_rows<T>(from, row_stride / PER_UNIT<T>, count, weights, matrix.units, biased);
   }
 }
 
