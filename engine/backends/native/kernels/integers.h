@@ -2,9 +2,11 @@
 //
 // Panel layout: [panels][groups] of a float16 scale for each column, a float16 zero or minimum where there are any, and
 // [units][PANEL columns] units. A unit of 8 bits is four of K; of 4 bits eight: the first four in the low halves of its
-// bytes. 32 of K of 5 bits, and 16 of 6, are a unit of their upper bits, then units of the lower 4. With super-blocks: [panels][super-blocks] of the float16 numbers, then a signed byte for each group and column
-// that they are multiplied with to be its scale, the same for its minimum, then the units of all groups. Sums inside a group are integers, hence exact; groups are added in their order. So a row's result depends
-// neither on the rows that are multiplied with it nor on the instructions.
+// bytes. 32 of K of 5 bits, and 16 of 6, are a unit of their upper bits, then units of the lower 4. With super-blocks:
+// [panels][super-blocks] of the float16 numbers, then a signed byte for each group and column that they are multiplied
+// with to be its scale, the same for its minimum, then the units of all groups. Sums inside a group are integers, hence
+// exact; groups are added in their order. So a row's result depends neither on the rows that are multiplied with it nor
+// on the instructions.
 #pragma once
 
 #include <cstddef>
@@ -128,8 +130,8 @@ inline void fetch_ahead(const Unit* unit) {
     _mm_prefetch(reinterpret_cast<const char*>(unit + LANES) + AHEAD_BYTES, _MM_HINT_T1);
 }
 
-// Add the products of `step_of` of K, of 5 or 6 bits, to the sums of MR rows, whose integers begin at `at`; returns where
-// the panel continues.
+// Add the products of `step_of` of K, of 5 or 6 bits, to the sums of MR rows, whose integers begin at `at`; returns
+// where the panel continues.
 template <int BITS, int MR>
 inline const Unit* add_split_products(const Unit* panel, const std::int8_t* const* rows, Index at,
                                       Units (&sums)[MR][2]) {
