@@ -145,8 +145,11 @@ def stored(
         index: [width], the group of each input; None: inputs of a group are neighbours.
 
     Returns:
-        None where these are not 4 or 8 bits, a scale is no number of float16, or a group has more or fewer inputs.
+        None where these are not 4 or 8 bits, a scale is no number of float16, a group has more or fewer inputs, or
+        there are more or fewer scales than groups.
     """
+    if scales.shape[1] != -(-codes.shape[1] // max(group, 1)):
+        return None
     order: torch.Tensor | None = None
     if index is not None:
         whole = torch.arange(codes.shape[1]) // max(group, 1)

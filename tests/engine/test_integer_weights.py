@@ -84,7 +84,15 @@ def test_products_are_those_of_the_numbers_and_of_each_row_alone(
     check_products(weight, dtype, rows, torch.randn(columns) if biased else None)
 
 
-SUPER_BLOCKS = ((4, 32, "minimums"), (5, 32, "minimums"), (6, 16, "none"), (8, 32, "minimums"), (4, 32, "none"))
+# Of Q4_K, Q5_K, Q6_K and Q3_K, Q2_K, IQ4_XS; and one more.
+SUPER_BLOCKS = (
+    (4, 32, "minimums"),
+    (5, 32, "minimums"),
+    (6, 16, "none"),
+    (6, 16, "minimums"),
+    (8, 32, "none"),
+    (4, 32, "none"),
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -221,6 +229,7 @@ def test_groups_of_unlike_sizes_and_scales_of_more_than_float16_are_left_dense()
     assert stored(codes, scales, None, 4, 32, index.clone().fill_(0)) is None
     assert stored(codes, scales, None, 4, 0, index + 1) is None
     assert stored(codes, scales.float() + 1e-6, None, 4, 32) is None
+    assert stored(codes, torch.ones(3, 4).half(), None, 4, 32, index) is None
 
 
 @pytest.fixture
