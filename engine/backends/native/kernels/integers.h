@@ -97,10 +97,11 @@ struct SuperBlock {
 };
 
 // Scales and minimums or zeros, where there are any, of a panel's next group; returns where the panel continues.
+template <bool BLOCKED>
 inline const Unit* read_factors(const Unit* panel, const Matrix& matrix, SuperBlock& block, Floats (&scale)[2],
                                 Floats (&least)[2]) {
   const Index kinds = matrix.offset == SYMMETRIC ? 1 : 2;
-  if (matrix.blocked == 0) {
+  if constexpr (!BLOCKED) {
     const std::uint16_t* halves = reinterpret_cast<const std::uint16_t*>(panel);
     for (int v = 0; v < 2; v++) scale[v] = load_small(halves + v * LANES);
     if (kinds == 2)
@@ -200,8 +201,9 @@ inline const Unit* add_products(const Unit* panel, const std::int8_t* const* row
   return panel + UNITS * PANEL;
 }
 
-// sums[MR, PANEL] = quantized rows x panel.
-template <int BITS, int MR>
+// sums[MR, PANEL] = quantized rows x panel. `BLOCKED`: of super-blocks; apart, since the registers that reading their
+// factors takes would cost other weights some per cent.
+template <int BITS, bool BLOCKED, int MR>
 [[gnu::noinline]] void integer_product(const std::int8_t* first, Index stride, const Unit* panel, const Matrix& matrix,
                                        float* sums) {
   const Index kind = matrix.offset, step = static_cast<Index>(sizeof(RowGroup)) + matrix.group;
@@ -215,7 +217,7 @@ template <int BITS, int MR>
   SuperBlock block{};
   for (Index group = 0; group < matrix.units; group++) {
     Floats scale[2], least[2];
-    panel = read_factors(panel, matrix, block, scale, least);
+    panel = read_factors<BLOCKED>(panel, matrix, block, scale, least);
     if (kind != SYMMETRIC) {
       if (kind == ZEROS)
         for (int v = 0; v < 2; v++) least[v] = zero() - least[v] * scale[v];
@@ -251,30 +253,35 @@ template <int BITS, int MR>
 
 using IntegerProduct = void (*)(const std::int8_t*, Index, const Unit*, const Matrix&, float*);
 
-template <int BITS>
+template <int BITS, bool BLOCKED>
 inline IntegerProduct product_of_rows(Index rows) {
   switch (rows) {
 #define CASE(MR) \
   case MR:       \
-    return integer_product<BITS, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
+    return integer_product<BITS, BLOCKED, MR <= INTEGER_ROWS ? MR : INTEGER_ROWS>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #undef CASE
     default:
-      return integer_product<BITS, INTEGER_ROWS>;
+      return integer_product<BITS, BLOCKED, INTEGER_ROWS>;
+  }
+}
+
+template <bool BLOCKED>
+inline IntegerProduct product_of_bits(Index bits, Index rows) {
+  switch (bits) {
+    case 4:
+      return product_of_rows<4, BLOCKED>(rows);
+    case 5:
+      return product_of_rows<5, BLOCKED>(rows);
+    case 6:
+      return product_of_rows<6, BLOCKED>(rows);
+    default:
+      return product_of_rows<8, BLOCKED>(rows);
   }
 }
 
 inline IntegerProduct product_of(const Matrix& matrix, Index rows) {
-  switch (matrix.bits) {
-    case 4:
-      return product_of_rows<4>(rows);
-    case 5:
-      return product_of_rows<5>(rows);
-    case 6:
-      return product_of_rows<6>(rows);
-    default:
-      return product_of_rows<8>(rows);
-  }
+  return matrix.blocked == 0 ? product_of_bits<false>(matrix.bits, rows) : product_of_bits<true>(matrix.bits, rows);
 }
 
 // 32-bit units of one panel.
