@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from decoding.aggregators.base import Aggregator, AnswerSet, Candidate, best
-from decoding.aggregators.majority import most_voted
+from decoding.aggregators.base import LIKELIHOOD, Aggregator, AnswerSet, Candidate, best
+from decoding.aggregators.majority import known, most_voted
 from decoding.candidates import MARK
 from decoding.model import ModelPool
 from decoding.noise import derive_seed
@@ -63,6 +63,7 @@ class Sift(Aggregator):
     Params = SiftParams
     params: SiftParams
     papers = (218,)
+    score = LIKELIHOOD
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`: stickers are texts."""
@@ -81,6 +82,7 @@ class Sift(Aggregator):
                 found = stage
                 break
         group.measures.update(sift_stage=float(found), sift_generations=float(self._written))
+        group.scores, group.votes = known(likely), None if found else [1.0] * len(finals)
         if not found:
             return most_voted(likely, finals)
         places = [place for place, each in enumerate(finals) if each == final]

@@ -10,7 +10,7 @@ import logging
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
@@ -64,8 +64,8 @@ class Uncertainty(Part):
 
     where = FIELD
     reads_answer: bool = False
-    unit: ClassVar[str] = ""
-    meaning: ClassVar[str] = ""
+    unit: str = ""
+    meaning: str = ""
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:

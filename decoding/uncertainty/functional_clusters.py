@@ -29,6 +29,13 @@ SILENT = "= ''"
 SECOND = "\n\nOne answer to the question above:\n{answer}\n\nAnother answer to it:\n"
 
 Measure = Literal["normalised", "discrete", "share", "mutual_information"]
+CLUSTERS = "entropy of what sampled programs do; 0: all do the same"
+MEANINGS: dict[Measure, str] = {
+    "normalised": CLUSTERS,
+    "discrete": CLUSTERS,
+    "share": "sampled programs that do something else than most; 0: all do the same",
+    "mutual_information": "how far a program follows another that is shown; 0: not at all",
+}
 
 
 class FunctionalClustersParams(SampledParams):
@@ -97,6 +104,22 @@ class FunctionalClusters(SampledUncertainty):
     params: FunctionalClustersParams
     papers = (67,)
 
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """See `Uncertainty.unit`."""
+        return "share of the programs" if self.params.estimator == "share" else "nats"
+
+    @property
+    def meaning(self) -> str:  # type: ignore[override]
+        """See `Uncertainty.meaning`."""
+        return MEANINGS[self.params.estimator]
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """See `Uncertainty.bounds`."""
+        count = self.params.samples
+        return 0.0, 1.0 - 1.0 / count if self.params.estimator == "share" else math.log(count)
+
     def check(self, models: ModelPool) -> None:
         """See `Part.check`: the pool must have a sandbox."""
         if models.code_executor is None:
@@ -111,6 +134,7 @@ class FunctionalClusters(SampledUncertainty):
         if estimator == "mutual_information":
             return await self._information(group)
         clusters = await self._clusters([code_of(each.text) for each in group.answers])
+        _show_clusters(group, clusters)
         kept = [(cluster, each) for cluster, each in zip(clusters, group.answers, strict=True) if cluster is not None]
         found = [cluster for cluster, _ in kept]
         group.measures["programs"] = float(len(found))
@@ -131,6 +155,7 @@ class FunctionalClusters(SampledUncertainty):
             for first, second in zip(clusters[: len(firsts)], clusters[len(firsts) :], strict=True)
             if first is not None and second is not None
         ]
+        _show_clusters(group, clusters[: len(firsts)])
         group.measures["programs"] = float(sum(each is not None for each in clusters))
         group.measures["program_clusters"] = float(len({*clusters} - {None}))
         return mutual_information(pairs) if pairs else math.log(len(firsts))
@@ -184,6 +209,12 @@ class FunctionalClusters(SampledUncertainty):
         return resolved(await self._executor.run(HARNESS, task), len(inputs))
 
 
+def _show_clusters(group: AnswerSet, clusters: Items[int | None]) -> None:
+    """Leave in the group what each of its programs was found to be."""
+    group.scores = group.likelihoods
+    group.groups = ["no program" if each is None else f"behaviour {each + 1}" for each in clusters]
+
+
 def resolved(ended: Execution, count: int) -> tuple[str, ...] | None:
     """Return what a program did on each of `count` inputs; None: it was cut."""
     found = ended.result
@@ -202,7 +233,7 @@ def within_domain(behaviours: dict[str, tuple[str, ...] | None], given: int) -> 
     Returns:
         By program, what it does on the inputs that are left; None: that is not known.
     """
-    behaviours = {text: _told(each) for text, each in behaviours.items()}
+    behaviours = {text: _informative(each) for text, each in behaviours.items()}
     found = [each for each in behaviours.values() if each is not None]
     kept: dict[int, list[int]] = {}
     for count in {len(each) for each in found}:
@@ -210,10 +241,10 @@ def within_domain(behaviours: dict[str, tuple[str, ...] | None], given: int) -> 
         raised = [sum(each[place].startswith("!") for each in alike) for place in range(count)]
         kept[count] = [place for place in range(count) if place < given or 2 * raised[place] <= len(alike)]
     left = {text: each and tuple(each[place] for place in kept[len(each)]) for text, each in behaviours.items()}
-    return {text: _told(each) for text, each in left.items()}
+    return {text: _informative(each) for text, each in left.items()}
 
 
-def _told(behaviour: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _informative(behaviour: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """What a program does, if that is more than raising exceptions and saying nothing."""
     tells = any(each.startswith("= ") and each != SILENT for each in behaviour or ())
     return behaviour if tells else None

@@ -77,6 +77,10 @@ async def test_above_the_limit_nothing_is_answered(pool: ModelPool, name: str) -
     value = (await told(pool, params_of(name), 0)).extra[MEASURES][name]
     given = await told(pool, params_of(name), 0, abstain_above=value + 0.01, text="")
     held = await told(pool, params_of(name), 0, abstain_above=value - 0.01, text="")
+    for request, limit, outcome in ((given, value + 0.01, "kept"), (held, value - 0.01, "abstained")):
+        [doubt] = request.extra[DOUBTS]  # settled once, whatever it is measured of
+        assert (doubt.part, doubt.limit, doubt.outcome) == (name, limit, outcome)
+        assert doubt.value == pytest.approx(value)
     assert given.sequence.answer
     assert held.sequence.answer == []
     assert all(model.busy().sequences == 0 for model in pool.models.values())
