@@ -36,8 +36,8 @@ class CodeExecutor(Protocol):
         """See the class."""
         ...
 
-    async def run(self, program: str, given: Any) -> Execution:
-        """Run a program, with plain data as its global `GIVEN`.
+    async def run(self, program: str, given: Any, tenant: str) -> Execution:
+        """Run a program, with plain data as its global `GIVEN`, as one of a tenant's.
 
         Raises:
             TurnoutError: UNAVAILABLE: nothing can be run here; says nothing of the program.

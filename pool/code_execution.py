@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 
 from decoding.code_execution import Execution
+from pool.concurrency import ConcurrencyLimiter
 from pool.sandbox import Limits, run_python
-from turnout.errors import Code, TurnoutError
 from turnout.pool_config import SandboxConfig
 
 
@@ -26,30 +26,16 @@ class SandboxedPython:
             file_bytes=config.file_bytes,
             processes=0,
         )
-        self._places = asyncio.Semaphore(config.max_running)
-        self._walled = False
+        # None is refused: what waits is bounded by the pool's calls, each with the programs that it sampled.
+        self._places = ConcurrencyLimiter("sandbox", config.max_running, sys.maxsize, strict=True, kind="part")
 
     @property
     def cpu_s(self) -> float:
         """See `CodeExecutor`."""
         return float(self._config.cpu_s)
 
-    async def run(self, program: str, given: object) -> Execution:
-        """See `CodeExecutor.run`."""
-        async with self._places:
-            if not self._walled:
-                await self._check_walls()
-            ended = await run_python(program, self._limits, given)
+    async def run(self, program: str, given: object, tenant: str) -> Execution:
+        """See `CodeExecutor.run`; tenants take turns."""
+        async with self._places.hold(tenant):
+            ended = await run_python(program, self._limits, given, self._config.walls)
         return Execution(ended.outcome == "passed", ended.reason, ended.result)
-
-    async def _check_walls(self) -> None:
-        """Run nothing, to see which walls stand.
-
-        Raises:
-            TurnoutError: UNAVAILABLE: one that is asked for does not.
-        """
-        walls = (await run_python("", self._limits)).walls
-        if missing := [wall for wall in self._config.walls if wall not in walls]:
-            said = f"this machine's kernel has no wall against {', '.join(missing)}, which sandbox.walls asks for"
-            raise TurnoutError(Code.UNAVAILABLE, said)
-        self._walled = True

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -30,8 +33,9 @@ THREATS = {
 LOOK_S = 0.2  # between looks at what all processes and files take together, for which the kernel has no limit
 ENDING_S = 10.0  # for a process to end after its last word
 BLOCK = 4096  # bytes that a name in a folder costs at least
-MOST_SAID = 64 << 10  # bytes of its output that are read
+MOST_SAID = 64 << 10  # bytes of its output that are read; its last line is shorter
 SHOWN = 200
+UNSEEN = (errno.ENAMETOOLONG, errno.EACCES)  # of folders, in which a program could hide what it stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +76,26 @@ class Ended:
     result: Any = None
 
 
-async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
+async def run_python(program: str, limits: Limits, given: Any = None, walls: Sequence[str] = ()) -> Ended:
     """Run a program to its end, in an empty folder that is deleted afterwards.
 
     It has the standard library, no environment, no standard input, and as far as the kernel lets us no network,
     nothing to write to except its folder, and nothing to read except that and what Python itself needs; as root it
     becomes the user `nobody` first. All it started ends with it; without a namespace of processes (`Ended.walls`), all
-    but processes that have left its session.
+    but processes that have left its session and whose parent has ended. It ends with this process, too.
 
     Args:
         program: Python source.
         limits: what it may use.
         given: plain data, its global `GIVEN`.
+        walls: without which it does not run, see `Ended.walls`.
 
     Raises:
-        TurnoutError: UNAVAILABLE: the sandbox cannot be built here; says nothing of the program.
+        TurnoutError: UNAVAILABLE: the sandbox cannot be built here, or a wall; says nothing of the program.
     """
     done = secrets.token_hex(16)
-    task = {"program": program, "limits": asdict(limits), "done": done, "given": given}
-    with tempfile.TemporaryDirectory(prefix="turnout-sandbox-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o777)  # noqa: PTH101 - pathlib blocks no less, and is refused here
+    task = {"program": program, "limits": asdict(limits), "done": done, "given": given, "walls": walls}
+    async with _own_folder() as folder:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-I", "-S", "-B", str(sandboxed.__file__)),
@@ -102,33 +106,59 @@ async def run_python(program: str, limits: Limits, given: Any = None) -> Ended:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
-        watch = asyncio.create_task(_watch(process.pid, folder, limits))
+        watch = asyncio.create_task(_watch(process, folder, limits))
         late = f"not done after {limits.timeout_s:g} s"
         try:
             said = await asyncio.wait_for(_talk(process, json.dumps(task).encode(), done.encode()), limits.timeout_s)
+            if len(said) > MOST_SAID:
+                return Ended("killed", f"wrote more than {MOST_SAID} bytes past its standard output")
             late = "said its last word, and did not end"
             status = await asyncio.wait_for(process.wait(), ENDING_S)
         except TimeoutError:
             return Ended("timeout", late)
         finally:
-            _kill(process.pid)
-            await process.wait()
-            watch.cancel()
+            _kill(process)
+            try:
+                await process.wait()
+            finally:
+                watch.cancel()
             [beyond] = await asyncio.gather(watch, return_exceptions=True)
     return Ended("killed", beyond) if isinstance(beyond, str) else _judged(said, status, done)
 
 
-def _kill(pid: int) -> None:
+@asynccontextmanager
+async def _own_folder() -> AsyncIterator[str]:
+    folder = tempfile.mkdtemp(prefix="turnout-sandbox-")
+    try:
+        os.chmod(folder, 0o777)  # noqa: PTH101 - pathlib blocks no less, and is refused here
+        yield folder
+    finally:
+        await asyncio.to_thread(_remove, folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder however deep it is; `shutil` keeps a file open for each level, and ends with a RecursionError."""
+    for command in (("rm", "-rf"), ("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+        if os.path.lexists(folder):
+            subprocess.run([*command, "--", folder], check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill all of a program: its group, and its descendants, which may have left the group."""
+    below = tree(process.pid)[1:] if process.returncode is None else []
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    for pid in below:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
-async def _watch(pid: int, folder: str, limits: Limits) -> str:
+async def _watch(process: asyncio.subprocess.Process, folder: str, limits: Limits) -> str:
     """End a program once all of it together takes too much; what it took."""
     while True:
         await asyncio.sleep(LOOK_S)
-        if beyond := await asyncio.to_thread(_beyond, pid, folder, limits):
-            _kill(pid)
+        if beyond := await asyncio.to_thread(_beyond, process.pid, folder, limits):
+            _kill(process)
             return beyond
 
 
@@ -141,19 +171,23 @@ def _beyond(pid: int, folder: str, limits: Limits) -> str:
 
 
 def _stored_bytes(folder: str, most: int) -> int:
-    """What lies below a folder; beyond `most` nothing more is counted."""
+    """What lies below a folder; beyond `most` nothing more is counted, nor in a folder too deep or closed to us."""
     total, folders = 0, [folder]
     while folders and total <= most:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be removed while we look
-            for entry in entries:
-                total += BLOCK + entry.stat(follow_symlinks=False).st_size
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    total += BLOCK + entry.stat(follow_symlinks=False).st_size
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        except OSError as error:  # it may be removed while we look
+            if error.errno in UNSEEN:
+                return most + 1
     return total
 
 
 async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -> bytes:
-    """Hand the task over; what was said until the end, or until the word that ends it."""
+    """Hand the task over; what was said until the end, or the end of the line with the word, or it is too much."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -161,8 +195,10 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -
         await process.stdin.drain()
     process.stdin.close()
     said = b""
-    while done not in said and (piece := await process.stdout.read(MOST_SAID)):
-        said = (said + piece)[-MOST_SAID:]
+    while len(said) <= MOST_SAID and b"\n" not in said.partition(done)[2]:
+        if not (piece := await process.stdout.read(MOST_SAID)):
+            break
+        said += piece
     return said
 
 
@@ -171,7 +207,7 @@ def _judged(said: bytes, status: int, done: str) -> Ended:
     last = said.rstrip().rpartition(b"\n")[2]
     try:
         found = json.loads(last)
-    except ValueError:
+    except (ValueError, RecursionError):  # a program may write to us
         found = None
     if isinstance(found, dict) and found.get("done") == done:
         if "fault" in found:

@@ -15,9 +15,12 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
+NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
+APART = NEW_IPC | NEW_PID | NEW_NET
 NOBODY = 65534
 MOST_RESULT = 32 << 10  # bytes of a result, as JSON
+MOST_ERROR = 1000  # characters
+KEPT_IN_KERNEL = ("shmmni", "msgmni")  # most segments of shared memory, and queues: no limit counts what is in them
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -87,14 +90,27 @@ def separate() -> tuple[list[str], bool]:
     walls: list[str] = []
     own = False
     if os.geteuid() == 0:
-        if libc.unshare(NEW_NET | NEW_PID) == 0:
+        if libc.unshare(APART) == 0:
             walls += ["network", "processes"]
+            keep_nothing_in_kernel()
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    if not walls and libc.unshare(NEW_USER | NEW_NET | NEW_PID) == 0:
+    if not walls and libc.unshare(NEW_USER | APART) == 0:
         walls, own = ["network", "processes"], True
+        keep_nothing_in_kernel()
     return walls, own
+
+
+def keep_nothing_in_kernel() -> None:
+    """Allow no System V objects in this namespace, where the kernel lets us; else they end with it."""
+    for name in KEPT_IN_KERNEL:
+        try:
+            place = os.open(f"/proc/sys/kernel/{name}", os.O_WRONLY)
+            os.write(place, b"0")
+            os.close(place)
+        except OSError:
+            continue
 
 
 def open_library() -> dict[str, int]:
@@ -171,7 +187,7 @@ def run(program: str, scope: dict[str, Any]) -> str | None:
     except MemoryError:
         return "MemoryError: used up its memory"
     except BaseException as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())
+        return " ".join(f"{type(error).__name__}: {error}"[:MOST_ERROR].split())
     return None
 
 
@@ -186,11 +202,16 @@ def main() -> None:
     try:
         library = open_library()
         walls, own = separate()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user clears it
         if walls:
             in_child()
         keep_library(library)
         limit(task["limits"], 2 if own else running())
         walls += restrict_files(".", list(library.values()))
+        if missing := [wall for wall in task["walls"] if wall not in walls]:
+            raise OSError(
+                f"this machine's kernel has no wall against {', '.join(missing)}, which sandbox.walls asks for"
+            )
     except (OSError, ValueError) as error:
         tell(output, {"done": task["done"], "fault": str(error)})
     scope = {"__name__": "__main__", "GIVEN": task["given"]}

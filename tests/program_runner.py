@@ -17,7 +17,7 @@ class ProgramRunner:
     def __init__(self) -> None:
         self.tasks: list[dict[str, Any]] = []
 
-    async def run(self, program: str, given: Any) -> Execution:
+    async def run(self, program: str, given: Any, tenant: str) -> Execution:
         assert "RESULT = examine" in program
         self.tasks.append(given)
         if "broken sandbox" in given["code"]:

@@ -131,6 +131,7 @@ class FunctionalClusters(SampledUncertainty):
     async def measure(self, group: AnswerSet, answer: Candidate | None) -> float:
         """See `Uncertainty.measure`."""
         estimator = self.params.estimator
+        self._tenant = group.seq.owner if group.seq is not None else ""
         if estimator == "mutual_information":
             return await self._information(group)
         clusters = await self._clusters([code_of(each.text) for each in group.answers])
@@ -192,7 +193,7 @@ class FunctionalClusters(SampledUncertainty):
         """What is called in a program; one that cannot be looked at does not parse."""
         if len(code) > LONGEST:
             return {"parses": False}
-        ended = await self._executor.run(HARNESS, {"code": code, "entry": self.params.entry})
+        ended = await self._executor.run(HARNESS, {"code": code, "entry": self.params.entry}, self._tenant)
         return ended.result if isinstance(ended.result, dict) else {"parses": False}
 
     async def _behaviour(self, code: str, signature: dict[str, Any], inputs: list[Any]) -> tuple[str, ...] | None:
@@ -206,7 +207,7 @@ class FunctionalClusters(SampledUncertainty):
             return None
         seconds = SHARE * self._executor.cpu_s / len(inputs)
         task = {"code": code, "name": name, "inputs": inputs, "seconds": seconds}
-        return resolved(await self._executor.run(HARNESS, task), len(inputs))
+        return resolved(await self._executor.run(HARNESS, task, self._tenant), len(inputs))
 
 
 def _show_clusters(group: AnswerSet, clusters: Items[int | None]) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
+import shutil
 import socket
-import time
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,6 +27,46 @@ from turnout.errors import TurnoutError
 from turnout.pool_config import SandboxConfig
 
 QUICK = Limits(timeout_s=8.0, cpu_s=2, memory_bytes=256 << 20, file_bytes=4096, processes=2)
+LATE = Limits(timeout_s=1.0, processes=4)
+# Leaves its group, and our signals with it.
+LEAVES = """import ctypes, os, time
+if os.getpid() != os.getsid(0):
+    os.setsid()
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+"""
+
+AllEnded = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def all_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AllEnded:
+    """Waits until nothing is left of the programs of one test, which run in a sandbox of a name of their own."""
+    own = tmp_path / "sandboxed.py"
+    shutil.copy(sandboxed.__file__, own)
+    monkeypatch.setattr(sandboxed, "__file__", str(own))
+    tmp_path.chmod(0o777)
+
+    async def wait() -> None:
+        async with asyncio.timeout(20):  # what was killed may take a moment until it is gone
+            while _running(own):
+                await asyncio.sleep(0.02)
+
+    return wait
+
+
+def _running(sandbox: Path) -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(sandbox).encode() in _read(path)]
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    return list(folder.glob(pattern))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_a_program_that_ends_passes_and_one_that_raises_says_what() -> None:
@@ -41,21 +86,51 @@ async def test_what_a_program_finds_out_comes_back() -> None:
     assert (await run_python("RESULT = {1}", QUICK)).reason.startswith("TypeError")
 
 
-async def test_a_pools_programs_run_behind_the_walls_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pools_programs_start_no_others() -> None:
     executor = SandboxedPython(SandboxConfig(walls=(), max_running=1))
-    ended = await asyncio.gather(executor.run("RESULT = GIVEN", 2), executor.run("import os; os.fork()", None))
+    ended = await asyncio.gather(
+        executor.run("RESULT = GIVEN", 2, "a"), executor.run("import os; os.fork()", None, "a")
+    )
     assert ended[0] == Execution(True, "", 2)
     assert (ended[1].finished, ended[1].reason.partition(":")[0]) == (False, "BlockingIOError")
 
-    async def bare(*_: object) -> Ended:
-        return Ended("passed", "", ("writes",))
 
-    monkeypatch.setattr("pool.code_execution.run_python", bare)
-    with pytest.raises(TurnoutError, match=r"no wall against network, processes, reads, which sandbox\.walls asks for"):
-        await SandboxedPython(SandboxConfig()).run("", None)
+async def test_no_program_runs_without_a_wall_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel gave the walls before: it may have run out of namespaces."""
+    executor = SandboxedPython(SandboxConfig(walls=("network", "processes")))
+    planted = _planted(tmp_path, "walls, own = separate()", "walls, own = [], False")
+    monkeypatch.setattr(sandboxed, "__file__", str(planted))
+    said = r"the sandbox cannot run here: .* no wall against network, processes, which sandbox\.walls asks for"
+    with pytest.raises(TurnoutError, match=said):
+        await executor.run("RESULT = 1", None, "a")
 
 
-async def test_hostile_programs_are_clusters_of_their_own() -> None:
+def _planted(tmp_path: Path, what: str, instead: str) -> Path:
+    inside = inspect.getsource(sandboxed)
+    assert inside.count(what) == 1
+    planted = tmp_path / "inside.py"
+    planted.write_text(inside.replace(what, instead), encoding="utf-8")
+    return planted
+
+
+async def test_a_tenants_programs_do_not_wait_for_all_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[object] = []
+
+    async def runs(program: str, limits: Limits, given: object, walls: tuple[str, ...]) -> Ended:
+        ran.append(given)
+        await asyncio.sleep(0)
+        return Ended("passed", "")
+
+    monkeypatch.setattr("pool.code_execution.run_python", runs)
+    executor = SandboxedPython(SandboxConfig(walls=(), max_running=1))
+    work = [executor.run("", place, "a") for place in range(20)] + [executor.run("", tenant, tenant) for tenant in "bc"]
+    await asyncio.gather(*work)
+    assert ran == [0, "b", "c", *range(1, 20)]
+
+
+async def test_hostile_programs_are_clusters_of_their_own(all_ended: AllEnded) -> None:
     """None hangs, floods or reads what it should not, and two that are right are still found to agree."""
     bodies = [
         "return x + x", "return 2 * x", "while True: pass", "import os\n    while True: os.fork()",
@@ -71,7 +146,7 @@ async def test_hostile_programs_are_clusters_of_their_own() -> None:
     group = AnswerSet([Candidate(text, text, "") for text in texts])
     assert await part.measure(group, None) == pytest.approx(1 - 2 / len(bodies))
     assert group.measures == {"programs": float(len(bodies)), "program_clusters": float(len(bodies) - 1)}
-    await _all_ended()
+    await all_ended()
 
 
 async def test_a_program_has_the_standard_library_and_its_own_rules_of_the_language() -> None:
@@ -85,13 +160,8 @@ async def test_a_sandbox_that_cannot_be_built_blames_no_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container whose root may not become anybody else."""
-    inside = inspect.getsource(sandboxed)
     start = "    if os.geteuid() == 0:\n"
-    assert start in inside
-    planted = tmp_path / "inside.py"
-    planted.write_text(
-        inside.replace(start, f"    raise PermissionError(1, 'not permitted')\n{start}"), encoding="utf-8"
-    )
+    planted = _planted(tmp_path, start, f"    raise PermissionError(1, 'not permitted')\n{start}")
     monkeypatch.setattr(sandboxed, "__file__", str(planted))
     with pytest.raises(TurnoutError, match=r"the sandbox cannot run here: .* not permitted"):
         await run_python("x = 1", QUICK)
@@ -110,31 +180,84 @@ async def test_leaving_before_the_tests_is_no_pass(leaving: str) -> None:
     assert (await run_python(f"{leaving}\nassert False", QUICK)).outcome in ("failed", "killed")
 
 
-async def test_a_program_that_hangs_is_ended_with_all_it_started() -> None:
-    started = time.monotonic()
-    limits = Limits(timeout_s=1.0, cpu_s=5, processes=4)
-    ended = await run_python("import os, time\nos.fork()\nos.fork()\ntime.sleep(1000)", limits)
+@pytest.mark.parametrize("before", ["import os, time\nos.fork()\nos.fork()\n", LEAVES])
+async def test_a_program_that_hangs_is_ended_with_all_it_started(all_ended: AllEnded, before: str) -> None:
+    ended = await run_python(f"{before}time.sleep(1000)", LATE)
     assert ended.outcome == "timeout"
-    assert time.monotonic() - started < 60
-    await _all_ended()
+    await all_ended()
 
 
-async def _all_ended() -> None:
-    """What was killed may take a moment until it is gone."""
-    async with asyncio.timeout(20):
-        while _left():
-            await asyncio.sleep(0.02)
-
-
-def _left() -> list[Path]:
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sandboxed.py" in _read(path)]
-
-
-def _read(path: Path) -> bytes:
+async def test_a_program_ends_with_the_server_that_started_it(tmp_path: Path, all_ended: AllEnded) -> None:
+    task = {
+        "program": "open('begun', 'w').close()\nimport time\ntime.sleep(1000)",
+        "limits": asdict(Limits()),
+        "done": "",
+        "walls": [],
+    }
+    serve = """import subprocess, sys, time
+command = [sys.executable, "-I", "-S", "-B", sys.argv[1]]
+started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+started.stdin.write(sys.argv[2].encode())
+started.stdin.close()
+time.sleep(1000)
+"""
+    given = (sandboxed.__file__, json.dumps(task | {"given": None}))
+    server = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", "-c", serve, *given, cwd=tmp_path)
     try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+        async with asyncio.timeout(60):
+            while not _found(tmp_path, "begun"):
+                assert server.returncode is None
+                await asyncio.sleep(0.02)
+    finally:
+        server.kill()
+        await server.wait()
+    await all_ended()
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome", "reason"),
+    [
+        ("b'[' * 60_000 + b'\\n'", "failed", "left before its last line"),
+        ("b'x' * 10**6", "killed", "wrote more than 65536 bytes past its standard output"),
+    ],
+)
+async def test_what_a_program_writes_to_us_is_not_believed_and_has_an_end(
+    written: str, outcome: str, reason: str
+) -> None:
+    writes = (
+        "import os, stat\nfor place in range(3, 64):\n    try:\n        if stat.S_ISFIFO(os.fstat(place).st_mode):\n"
+    )
+    ended = await run_python(
+        f"{writes}            os.write(place, {written})\n    except OSError: pass\nos._exit(0)", QUICK
+    )
+    assert (ended.outcome, ended.reason) == (outcome, reason)
+
+
+async def test_a_long_error_is_told_in_short() -> None:
+    ended = await run_python("raise ValueError('x' * 10**6)", QUICK)
+    assert (ended.outcome, ended.reason) == ("failed", f"ValueError: {'x' * 188}")
+
+
+async def test_folders_of_any_depth_are_counted_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    deep = "import os\nfor _ in range({}):\n    os.mkdir({!r})\n    os.chdir({!r})\n"
+    assert (await run_python(deep.format(1100, "a", "a"), Limits())).outcome == "passed"
+    long = "a" * 200
+    beyond_a_path = deep.format(25, long, long)
+    hidden = await run_python(f"{beyond_a_path}import time\ntime.sleep(60)", Limits(timeout_s=20.0))
+    assert (hidden.outcome, "files take more than" in hidden.reason) == ("killed", True)
+    closed = "import os\nos.makedirs('a/b')\nos.chmod('a', 0)"
+    assert (await run_python(closed, Limits())).outcome == "passed"
+    assert _found(tmp_path, "*") == []
+
+
+async def test_no_memory_outlasts_a_program() -> None:
+    if "processes" not in (await run_python("", QUICK)).walls:
+        pytest.skip("this kernel has no namespaces for us")
+    key = 0x7453D0C
+    taken = f"import ctypes\nRESULT = ctypes.CDLL(None).shmget({key}, 1 << 20, 0o1600)"
+    assert (await run_python(taken, QUICK)).outcome == "passed"
+    assert str(key).encode() not in _read(Path("/proc/sysvipc/shm")).split()
 
 
 async def test_processor_time_and_memory_have_ends() -> None:
@@ -164,13 +287,13 @@ async def test_what_all_files_take_together_has_an_end() -> None:
     assert (await run_python(few, limits)).outcome == "passed"
 
 
-async def test_what_all_processes_take_together_has_an_end() -> None:
+async def test_what_all_processes_take_together_has_an_end(all_ended: AllEnded) -> None:
     limits = Limits(timeout_s=20.0, memory_bytes=200 << 20, processes=4)
     forks = "for _ in range(3):\n    if os.fork() == 0:\n        break\n"
     wide = f"import os, time\n{forks}x = bytearray(90 << 20)\ntime.sleep(60)"
     ended = await run_python(wide, limits)
     assert (ended.outcome, "of memory together" in ended.reason) == ("killed", True)
-    await _all_ended()
+    await all_ended()
 
 
 async def test_nothing_of_ours_is_told_or_touched(tmp_path: Path) -> None:
