@@ -215,9 +215,9 @@ def main() -> None:
     except (OSError, ValueError) as error:
         tell(output, {"done": task["done"], "fault": str(error)})
     scope = {"__name__": "__main__", "GIVEN": task["given"]}
-    error = run(task["program"], scope)
-    result = scope.get("RESULT") if error is None else None
-    tell(output, {"done": task["done"], "error": error, "walls": walls, "result": result})
+    raised = run(task["program"], scope)
+    result = scope.get("RESULT") if raised is None else None
+    tell(output, {"done": task["done"], "error": raised, "walls": walls, "result": result})
 
 
 def tell(output: int, what: dict[str, Any]) -> NoReturn:
