@@ -283,14 +283,26 @@ def test_every_outcome_of_a_doubt_has_words(code: Code) -> None:
     assert all(said)
 
 
-LISTS = """globalThis.Node = class {};
+DOM = """globalThis.Node = class {};
 class Element extends Node {
   constructor() { super(); this.children = []; this.dataset = {}; this.value = ""; }
   setAttribute() {} removeAttribute() {} addEventListener() {} focus() {}
   append(...more) { this.children.push(...more); } replaceChildren() { this.children = []; }
 }
 globalThis.document = { createElement: () => new Element(), createTextNode: (text) => text };
-const { SchemaForm } = await import("./schema_form.js");"""
+"""
+LISTS = f"{DOM}const {{ SchemaForm }} = await import('./schema_form.js');"
+
+
+def test_branches_within_branches_are_drawn_to_a_depth_that_can_be_read(code: Code) -> None:
+    nodes, edges, at = [{"id": -1, "text": ""}], list[dict[str, float]](), 0
+    for _ in range(2040):  # at each token one alternative that does not continue
+        nodes += [{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]
+        edges += [{"before": at, "after": len(nodes) - place, "logprob": -place} for place in (1, 2)]
+        at = len(nodes) - 1
+    graph = {"nodes": nodes, "edges": edges, "ends": [], "paths": 1, "omitted": 0}
+    read = f"{DOM}const {{ TreeView, branches }} = await import('./tree_view.js');"
+    assert code.run(read, "return new TreeView(branches(graph), new Map(), 'tree').items.size;", graph=graph) == 80
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import { fill, h, newId, number } from "./dom.js";
 
 const MOST_ENDS = 3; // named at one place
+const MOST_LEVELS = 40; // of branches within branches: deeper ones are neither read nor drawn well
 
 // Pieces of a graph: {places, text, logprob, children}, or {joins} where a way leads to a piece that stands elsewhere.
 export function branches(graph) {
@@ -50,7 +51,7 @@ export class TreeView {
     this.tree = h("ul", {
       class: "tree", role: "tree", "aria-label": label, "aria-describedby": this.detailId,
       onkeydown: (event) => this.key(event), onclick: (event) => this.click(event),
-    }, root.children.map((child) => this.item(child, "")));
+    }, root.children.map((child) => this.item(child, "", 1)));
     this.detail = h("div", { class: "branch", id: this.detailId },
       h("p", { class: "quiet" }, "Choose a branch, or walk through them with the arrow keys, to read the text up to it."));
     this.element = h("div", {}, h("div", { class: "scroll treebox" }, this.tree), this.detail);
@@ -58,7 +59,7 @@ export class TreeView {
     this.current?.setAttribute("tabindex", "0");
   }
 
-  item(piece, before) {
+  item(piece, before, level) {
     const share = `${number(100 * Math.exp(piece.logprob))}%`;
     if (piece.joins) {
       const target = this.numbers.get(piece.joins);
@@ -71,14 +72,16 @@ export class TreeView {
     const found = this.ends.get(piece.places.at(-1)) ?? [];
     const taken = piece.places.some((place) => this.taken.has(place));
     const label = this.numbers.has(piece) ? h("span", { class: "quiet" }, `[${this.numbers.get(piece)}] `) : null;
-    const children = piece.children.map((child) => this.item(child, before + piece.text));
+    const deep = level === MOST_LEVELS && piece.children.length > 0;
+    const children = deep ? [] : piece.children.map((child) => this.item(child, before + piece.text, level + 1));
     const element = h("li", {
       role: "treeitem", tabindex: -1, "aria-selected": "false", "aria-expanded": children.length ? "true" : undefined,
       class: taken ? "taken" : undefined,
     },
     h("span", { class: "twig" }, h("span", { class: "fold", "aria-hidden": "true" }), label,
       h("code", {}, shown(piece.text)), h("span", { class: "quiet" }, ` ${share} `), found.slice(0, MOST_ENDS).map(ending),
-      found.length > MOST_ENDS ? h("span", { class: "quiet" }, `and ${found.length - MOST_ENDS} more`) : null),
+      found.length > MOST_ENDS ? h("span", { class: "quiet" }, `and ${found.length - MOST_ENDS} more`) : null,
+      deep ? h("span", { class: "quiet" }, "… branches from here are not drawn") : null),
     children.length ? h("ul", { role: "group" }, children) : null);
     this.items.set(element, { ...piece, before });
     return element;
