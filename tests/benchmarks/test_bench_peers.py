@@ -141,6 +141,11 @@ def test_pages_of_machines_stand_side_by_side(tmp_path: Path) -> None:
     assert "not measured" not in "".join(lines)
 
 
+def test_the_page_of_all_machines_is_what_their_pages_say() -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    assert (results / "peers.md").read_text(encoding="utf-8") == overview(results)
+
+
 @pytest.mark.parametrize("name", sorted(SIDES))
 def test_every_side_is_a_module_with_an_engine(name: str) -> None:
     from importlib import import_module
