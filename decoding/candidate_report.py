@@ -9,15 +9,15 @@ from collections.abc import Sequence as Items
 from decoding.aggregators.base import LIKELIHOOD, Aggregator, AnswerSet, Candidate
 from decoding.model import Request
 from decoding.parts import Part
-from turnout.candidate_sets import CandidateSet, Doubt, ReportedCandidate
+from turnout.candidate_sets import CandidateSet, Doubt, ReportedCandidate, bounded
 
 # Lists in `Request.extra`, of `CandidateSet` and `Doubt`.
 CANDIDATES, DOUBTS = "candidates", "doubts"
 
 
 def report_candidates(request: Request, found: CandidateSet) -> None:
-    """Leave the candidates of a choice; make them only where `request.candidates`."""
-    request.extra.setdefault(CANDIDATES, []).append(found)
+    """Leave the candidates of a choice, within bounds; make them only where `request.candidates`."""
+    request.extra.setdefault(CANDIDATES, []).extend(bounded([found]))
 
 
 def report_doubt(request: Request, doubt: Doubt) -> None:

@@ -22,6 +22,7 @@ from deployments.openapi.answers import (
 )
 from deployments.openapi.events import ChatPart, CompletionPart, MessagePart
 from turnout.calls import Chunk, ModelDescription, TokenOut, Usage
+from turnout.candidate_sets import values_of
 from turnout.cost import SpeculationMeter
 from turnout.errors import Code, TurnoutError
 from turnout.types import FinishReason
@@ -101,8 +102,8 @@ def usage_object(usage: Usage) -> UsageObject:
             "queue_s": usage.queue_s,
             "notes": list(usage.notes),
             "measures": usage.measures,
-            "candidates": cast("Any", [asdict(each) for each in usage.candidates]),
-            "doubts": cast("Any", [asdict(each) for each in usage.doubts]),
+            "candidates": values_of(usage.candidates),
+            "doubts": values_of(usage.doubts),
             "drift": asdict(usage.drift) if usage.drift is not None else None,
             "route": usage.route,
         },

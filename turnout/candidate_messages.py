@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, cast
 
 from turnout.candidate_sets import (
@@ -14,25 +13,26 @@ from turnout.candidate_sets import (
     ReportedCandidate,
     Slot,
     TokenGraph,
+    values_of,
 )
 from turnout.proto import generation_pb2 as pb
 
 
 def candidate_set_message(each: CandidateSet) -> pb.CandidateSet:
     """The message of the candidates of one choice."""
-    return pb.CandidateSet(**_given(asdict(each)))
+    return pb.CandidateSet(**_given(values_of(each)))
 
 
 def doubt_message(doubt: Doubt) -> pb.Doubt:
     """The message of a doubt."""
-    return pb.Doubt(**_given(asdict(doubt)))
+    return pb.Doubt(**_given(values_of(doubt)))
 
 
 def _given(value: Any) -> Any:
     """Plain values of a message, without what is absent."""
     if isinstance(value, dict):
         return {name: _given(each) for name, each in value.items() if each is not None}
-    return [_given(each) for each in value] if isinstance(value, tuple) else value
+    return [_given(each) for each in value] if isinstance(value, list) else value
 
 
 def candidate_set(message: pb.CandidateSet) -> CandidateSet:

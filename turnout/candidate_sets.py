@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
-MOST_CANDIDATES = 1024  # of a call
+MOST_CANDIDATES = 1024  # of a call; all that are shown, where these are more
 MOST_CHARS = 1 << 18  # of all their texts
 MOST_TEXT = 1 << 12  # characters of one
 MOST_NODES = 1 << 12  # of a call's graphs
+MOST_EDGES = 4 * MOST_NODES  # likewise
+MOST_PLACES = 1 << 16  # of all paths of a call
 
 Slot = Literal["aggregators", "search", "uncertainty"]
 # What became of a measured doubt: no limit was set, the answer was given, a text stands in its place, or another model
@@ -31,7 +34,7 @@ class ReportedCandidate:
         answers: indices of the answers that are this one; () where it is not shown.
         ended: whether it was written to its end.
         cut: whether the text is only the beginning.
-        path: places of its tokens in the graph's nodes; () without a graph, and where some are left out of it.
+        path: places of its tokens in the graph's nodes; () without a graph, and where the path is left out.
     """
 
     text: str
@@ -69,7 +72,7 @@ class TokenGraph:
 
     Attributes:
         nodes: the first is the start, the prompt's end, with id -1 and no text; each comes after those before it.
-        edges: between them.
+        edges: between them; of more than `MOST_EDGES`, those on paths of candidates first.
         ends: places of nodes at which an answer may end, in order.
         paths: ways from the start to an end, also through nodes left out, up to 10^15.
         omitted: nodes left out.
@@ -145,32 +148,55 @@ class Doubt:
         return replace(self, answer=self.answer + first)
 
 
+CLASSES = (ReportedCandidate, GraphNode, GraphEdge, TokenGraph, CandidateSet, Doubt)
+
+
 def _moved(answers: tuple[int, ...], first: int) -> tuple[int, ...]:
     return tuple(first + each for each in answers)
+
+
+def values_of(each: Any) -> Any:
+    """Return what `asdict` does, with lists for tuples; tens of thousands of values take it far longer."""
+    if isinstance(each, tuple):
+        return list(each) if each and isinstance(each[0], int) else [values_of(one) for one in each]
+    if isinstance(each, CLASSES):
+        return {name: values_of(getattr(each, name)) for name in each.__slots__}
+    return each
 
 
 def bounded(sets: Iterable[CandidateSet]) -> tuple[CandidateSet, ...]:
     """Return the sets of a call within the bounds of this module: fewer candidates, shorter texts, smaller graphs.
 
-    Each set has the same share; candidates that are shown stay before others, and nodes on their paths.
+    Each set has the same share; candidates that are shown stay, and nodes on their paths stay before others.
     """
     found = tuple(sets)
     if not found:
         return ()
     kept = [_fewer(each, max(MOST_CANDIDATES // len(found), 1)) for each in found]
-    count = sum(len(each.candidates) for each in kept)
-    longest = min(MOST_TEXT, MOST_CHARS // max(count, 1))
-    most_nodes = MOST_NODES // len(found)
-    return tuple(_smaller(_shorter(each, longest), most_nodes) for each in kept)
+    longest = longest_text(sum(len(each.candidates) for each in kept))
+    nodes, edges, places = (most // len(found) for most in (MOST_NODES, MOST_EDGES, MOST_PLACES))
+    drawn = (_smaller(_shorter(each, longest), nodes) for each in kept)
+    return tuple(_fewer_edges(_fewer_paths(each, places), edges) for each in drawn)
+
+
+def longest_text(count: int) -> int:
+    """Return how many characters each text of that many candidates may have."""
+    return min(MOST_TEXT, MOST_CHARS // max(count, 1))
 
 
 def _fewer(each: CandidateSet, most: int) -> CandidateSet:
     candidates = each.candidates
     if len(candidates) <= most:
         return each
-    order = sorted(range(len(candidates)), key=lambda place: (not candidates[place].answers, place))
+    order = _shown_first(each)
+    most = max(most, sum(bool(one.answers) for one in candidates))
     kept = tuple(candidates[place] for place in sorted(order[:most]))
     return replace(each, candidates=kept, omitted=each.omitted + len(candidates) - len(kept))
+
+
+def _shown_first(each: CandidateSet) -> list[int]:
+    """Places of candidates in the order in which they are kept."""
+    return sorted(range(len(each.candidates)), key=lambda place: (not each.candidates[place].answers, place))
 
 
 def _shorter(each: CandidateSet, longest: int) -> CandidateSet:
@@ -183,13 +209,37 @@ def _shorter(each: CandidateSet, longest: int) -> CandidateSet:
     return replace(each, candidates=candidates)
 
 
+def _fewer_paths(each: CandidateSet, most: int) -> CandidateSet:
+    """A set whose paths have at most that many places together: whole ones, of candidates that are shown first."""
+    if sum(len(one.path) for one in each.candidates) <= most:
+        return each
+    kept, left = set[int](), most
+    for place in _shown_first(each):
+        length = len(each.candidates[place].path)
+        if length <= left:
+            kept.add(place)
+            left -= length
+    candidates = tuple(one if place in kept else replace(one, path=()) for place, one in enumerate(each.candidates))
+    return replace(each, candidates=candidates)
+
+
+def _fewer_edges(each: CandidateSet, most: int) -> CandidateSet:
+    graph = each.graph
+    if graph is None or len(graph.edges) <= most:
+        return each
+    walked = {step for one in each.candidates for step in pairwise((0, *one.path))}
+    order = sorted(graph.edges, key=lambda edge: (edge.before, edge.after) not in walked)
+    kept = sorted(order[:most], key=lambda edge: (edge.after, edge.before))
+    return replace(each, graph=replace(graph, edges=tuple(kept)))
+
+
 def _smaller(each: CandidateSet, most: int) -> CandidateSet:
     """A set whose graph has at most that many nodes: whole paths of candidates, of those that are shown first."""
     graph = each.graph
     if graph is None or len(graph.nodes) <= most:
         return each
     kept: dict[int, None] = {0: None} if most else {}
-    for one in sorted(each.candidates, key=lambda one: not one.answers):
+    for one in (each.candidates[place] for place in _shown_first(each)):
         new = [place for place in one.path if place not in kept]
         if len(kept) + len(new) <= most:
             kept |= dict.fromkeys(new)

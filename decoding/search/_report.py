@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from decoding.model import TokenText
 from decoding.search._graph import Lattice
 from decoding.search.base import Hypothesis, Search
 from turnout.candidate_sets import (
     MOST_CANDIDATES,
+    MOST_NODES,
     CandidateSet,
     GraphEdge,
     GraphNode,
     ReportedCandidate,
     TokenGraph,
+    bounded,
+    longest_text,
 )
 from turnout.utf8 import name_of_part, split_complete
 
@@ -32,17 +36,16 @@ def found_by(
         tokens: gives texts.
     """
     best = found[:MOST_CANDIDATES]
-    lattice = search.lattice or tree_of(best)
-    nodes = lattice.in_order()
+    lattice, left_out, paths = search.lattice, 0, 0
+    if lattice is None:
+        order = sorted(range(len(best)), key=lambda place: (place not in shown, place))
+        lattice, left_out, paths = tree_of([best[place] for place in order], MOST_NODES)
+    nodes, longest = lattice.in_order(), longest_text(len(best))
     places = {node: place for place, node in enumerate(nodes)}
     candidates = tuple(
-        ReportedCandidate(
-            tokens.decode(token for token in each.tokens if token not in search.task.end_ids),
-            each.length,
-            each.logp,
-            each.score if each.ended else None,
+        replace(
+            _reported(each, [token for token in each.tokens if token not in search.task.end_ids], tokens, longest),
             answers=tuple(shown.get(place, ())),
-            ended=each.ended,
             path=tuple(places[node] for node in way(lattice, each)),
         )
         for place, each in enumerate(best)
@@ -56,33 +59,62 @@ def found_by(
         (GraphNode(-1, ""), *(GraphNode(node.token, text_of(node.token, tokens)) for node in nodes[1:])),
         tuple(edges),
         tuple(sorted(places[end] for end in lattice.ends)),
-        lattice.num_paths(),
+        paths or lattice.num_paths(),
+        left_out,
     )
     omitted = len(found) - len(best)
-    rule = search.summary()
-    return CandidateSet("search", search.name, rule, search.score, tuple(range(count)), candidates, omitted, graph)
+    rule, answers = search.summary(), tuple(range(count))
+    [held] = bounded([CandidateSet("search", search.name, rule, search.score, answers, candidates, omitted, graph)])
+    return held
 
 
-def tree_of(found: Iterable[Hypothesis]) -> Lattice:
-    """The tree of hypotheses: what they have in common stands there once; all of them are ends."""
-    tree = Lattice(Hypothesis(None))
+def _reported(each: Hypothesis, ids: Items[int], tokens: TokenText, longest: int) -> ReportedCandidate:
+    """A hypothesis with the text of these tokens, of which no more are decoded than it may have characters."""
+    text, score = tokens.decode(ids[:longest]), each.score if each.ended else None
+    cut = len(ids) > longest
+    return ReportedCandidate(
+        text.rstrip("\ufffd") if cut else text, each.length, each.logp, score, ended=each.ended, cut=cut
+    )
+
+
+def tree_of(found: Iterable[Hypothesis], most: int) -> tuple[Lattice, int, int]:
+    """The tree of hypotheses: what they have in common stands there once; all of them are ends.
+
+    Args:
+        found: the hypotheses; one that does not fit is left out, whole.
+        most: nodes that the tree may have.
+
+    Returns:
+        The tree, how many nodes are left out, and how many hypotheses there are.
+    """
+    tree, left, held, count = Lattice(Hypothesis(None)), set[Hypothesis](), set[Hypothesis](), 0
     for each in found:
-        here = tree.start
-        for node in each.path:
-            after = next((one for one in tree.after[here] if one.token == node.token), None)
-            if after is None:
-                after = Hypothesis(here, node.token, node.logp, node.length)
-                tree.add(after)
+        here, path, place, count = tree.start, each.path, 0, count + 1
+        while place < len(path) and (after := _after(tree, here, path[place].token)) is not None:
+            here, place = after, place + 1
+        new = path[place:]
+        if len(tree.before) + len(new) > most:
+            left.update(new)
+            continue
+        held.update(new)
+        for node in new:
+            after = Hypothesis(here, node.token, node.logp, node.length)
+            tree.add(after)
             here = after
         tree.ends[here] = None
-    return tree
+    return tree, len(left - held), count
+
+
+def _after(lattice: Lattice, node: Hypothesis, token: int) -> Hypothesis | None:
+    """The node with a token after another one; no two after the same one hold the same token."""
+    return next((one for one in lattice.after[node] if one.token == token), None)
 
 
 def way(lattice: Lattice, each: Hypothesis) -> list[Hypothesis]:
-    """Return the nodes that spell a hypothesis; no two nodes after the same one hold the same token."""
+    """Return the nodes that spell a hypothesis; none where some are left out."""
     found = [lattice.start]
     for token in each.tokens:
-        after = next((one for one in lattice.after[found[-1]] if one.token == token), None)
+        after = _after(lattice, found[-1], token)
         if after is None:
             return []
         found.append(after)

@@ -13,7 +13,9 @@ from decoding.aggregators.majority import Majority
 from decoding.candidate_report import CANDIDATES
 from decoding.fakes import ListText, pair
 from decoding.model import Request
-from decoding.search._report import text_of
+from decoding.search import _report
+from decoding.search._report import text_of, tree_of, way
+from decoding.search.base import Hypothesis
 from decoding.sequence import Sequence
 from tests.decoding.test_best_of import EOS, TEXTS, opinions
 from tests.decoding.test_search import END, logprob, model
@@ -132,6 +134,29 @@ async def test_a_lattice_is_reported_as_it_is_and_answers_are_ways_through_it() 
             assert each.path[-1] in graph.ends
         merged += len(graph.edges) > len(graph.nodes) - 1
     assert merged > 1
+
+
+def test_a_tree_is_no_larger_than_it_may_be_and_counts_what_is_left_out() -> None:
+    start = Hypothesis(None)
+    stem = start.child(1, -1.0).child(2, -1.0)
+    short, long = stem.child(3, -1.0), stem.child(4, -1.0).child(5, -1.0).child(6, -1.0)
+    also = long.parent.child(7, -1.0) if long.parent else start
+    tree, left, paths = tree_of([short, long, also, start.child(9, -1.0)], 5)
+    assert len(tree.before) == 5
+    assert (left, paths) == (4, 4)
+    assert [len(way(tree, each)) for each in (short, long, also)] == [3, 0, 0]
+    whole, left, paths = tree_of([short, long, also], 99)
+    assert (len(whole.before), left, paths) == (8, 0, 3)
+
+
+async def test_long_texts_are_cut_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_report, "longest_text", lambda count: 2)
+    found, _, _ = await searched({"name": "beam"}, 3, n=2, width=4)
+    assert {len(each.text) for each in found.candidates} <= {0, 1, 2}
+    assert [each.cut for each in found.candidates] == [
+        sum(found.graph.nodes[place].id != END for place in each.path) > 2 for each in found.candidates if found.graph
+    ]
+    assert any(each.cut for each in found.candidates)
 
 
 async def test_where_answers_repeat_each_says_which_it_is() -> None:

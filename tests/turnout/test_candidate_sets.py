@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from turnout.candidate_sets import (
     MOST_CANDIDATES,
     MOST_CHARS,
+    MOST_EDGES,
     MOST_NODES,
+    MOST_PLACES,
     MOST_TEXT,
     CandidateSet,
     Doubt,
@@ -19,6 +22,7 @@ from turnout.candidate_sets import (
     ReportedCandidate,
     TokenGraph,
     bounded,
+    values_of,
 )
 
 
@@ -79,6 +83,44 @@ def test_a_graph_that_is_too_large_keeps_the_paths_of_what_is_shown() -> None:
         assert each.path[-1] in graph.ends
         before = whole.candidates[found.candidates.index(each)].path
         assert tuple(graph.nodes[place].id for place in each.path) == before
+
+
+def test_what_is_shown_stays_though_there_is_much_of_it() -> None:
+    shown = [ReportedCandidate("x", answers=(index,)) for index in range(64)]
+    found = bounded([set_of(*shown, *[ReportedCandidate("y")] * 64)] * 20)
+    assert [(len(each.candidates), each.omitted) for each in found] == [(64, 64)] * 20
+    assert all(each.answers for one in found for each in one.candidates)
+
+
+def test_paths_and_edges_are_bounded_of_hypotheses_that_part_late() -> None:
+    length, count = 2000, 1000
+    nodes = tuple(GraphNode(place - 1, "t") for place in range(length + count))
+    shared = tuple(range(1, length))
+    edges = [GraphEdge(before, after, -1.0) for before, after in pairwise((0, *shared))]
+    edges += [GraphEdge(length - 1, length + place, -1.0) for place in range(count)]
+    edges += [GraphEdge(before, length - 1, -9.0) for before in range(length - 2)] * 8  # as in a lattice
+    candidates = [
+        ReportedCandidate("t", length, answers=(0,) if place == count - 1 else (), path=(*shared, length + place))
+        for place in range(count)
+    ]
+    ends = tuple(range(length, length + count))
+    whole = set_of(*candidates, graph=TokenGraph(nodes, tuple(edges), ends, count))
+    [found] = bounded([whole])
+    graph = found.graph
+    assert graph is not None
+    assert sum(len(each.path) for each in found.candidates) <= MOST_PLACES
+    assert len(graph.edges) <= MOST_EDGES < len(edges)
+    assert (len(graph.nodes), len(found.candidates), found.omitted) == (len(nodes), count, 0)
+    assert found.candidates[-1].path == candidates[-1].path, "of what is shown"
+    assert found.candidates[0].path == candidates[0].path
+    steps = {(edge.before, edge.after) for edge in graph.edges}
+    assert all(step in steps for each in found.candidates for step in pairwise((0, *each.path)) if each.path)
+    assert bounded([found]) == (found,)
+
+
+def test_values_are_those_of_asdict() -> None:
+    for each in (chains(2, 3), Doubt(1, "snne", 0.5, limit=0.7), set_of(ReportedCandidate("a", votes=1.0))):
+        assert json.dumps(values_of(each)) == json.dumps(asdict(each))
 
 
 def test_answers_are_numbered_over_prompts() -> None:

@@ -16,6 +16,7 @@ from pool.endpoints.failover import TextModels, TextRequest
 from pool.endpoints.streams import together
 from pool.endpoints.text_model import one_of
 from turnout.calls import Chunk
+from turnout.candidate_sets import bounded
 from turnout.errors import invalid
 
 
@@ -36,7 +37,7 @@ async def run(request: TextRequest, models: TextModels, params: BestOfParams) ->
         aggregator = params.aggregator()
         best = await _best(aggregator, group, models.name(params.model))
         if call.candidates:
-            request.work.candidates.append(chosen_from(aggregator, group, best).numbered(index))
+            request.work.candidates += bounded([chosen_from(aggregator, group, best).numbered(index)])
         request.work.measure(group.measures)
         for note in group.notes:
             request.work.note(note)
