@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -21,13 +22,17 @@ PROMPT = list(range(65, 65 + 9))
 SNNE = {"name": "snne", "samples": 3}
 
 
+@cache
+def usage_schema() -> Any:
+    schema = {"$ref": "#/components/schemas/UsageObject", "components": document(batches=False)["components"]}
+    return jsonschema.Draft202012Validator(schema)
+
+
 async def asked(pool: LocalPool, method: str, params: dict[str, Any], candidates: bool = True, **options: Any) -> Reply:
     call = replace(call_of(PROMPT, method, params, max_tokens=6, **options), candidates=candidates)
     reply = await answer(pool, call)
     shown = usage_object(reply.usage)
-    whole = document(batches=False)
-    schema = {"$ref": "#/components/schemas/UsageObject", "components": whole["components"]}
-    jsonschema.validate(json.loads(json.dumps(shown, allow_nan=False)), schema)
+    usage_schema().validate(json.loads(json.dumps(shown, allow_nan=False)))
     again = usage(usage_message(reply.usage))
     assert (again.candidates, again.doubts) == (reply.usage.candidates, reply.usage.doubts)
     return reply
