@@ -252,6 +252,14 @@ def test_the_reason_follows_from_scores_and_votes(code: Code, candidates: list[R
     assert code.run(read, "return reason(set);", set=_set(*candidates)) == said
 
 
+def test_a_search_says_how_many_of_the_found_are_shown(code: Code) -> None:
+    read = 'import { reason } from "./candidates_view.js";'
+    found = [ReportedCandidate("a", answers=(0, 2)), ReportedCandidate("b", answers=(1,)), ReportedCandidate("c")]
+    sets = [_set(*found, slot="search", omitted=1), _set(*found[1:], slot="search")]
+    said = code.run(read, "return sets.map(reason);", sets=sets)
+    assert said == ["The best 2 are shown, of 4 found.", "The best is shown, of 2 found."]
+
+
 def test_samples_are_counted_by_meaning(code: Code) -> None:
     samples = [ReportedCandidate(text, group=f"meaning {meaning}") for text, meaning in (("a", 1), ("b", 2), ("c", 1))]
     given = _set(*samples, slot="uncertainty")

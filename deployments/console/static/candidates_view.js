@@ -4,6 +4,7 @@ import { h, newId, number, table } from "./dom.js";
 import { branches, TreeView } from "./tree_view.js";
 
 const FIRST = 8; // what is shown at once; the others can be opened
+const MOST_GROUP = 80; // characters of a final answer where it is only named: its candidate has all of it
 const TITLES = {
   aggregators: "Candidates",
   search: "Hypotheses",
@@ -49,7 +50,10 @@ export function reason(set) {
     const meanings = found ? ` They have ${found.length} different meaning${found.length === 1 ? "" : "s"}.` : "";
     return `None of these ${set.candidates.length} is shown.${meanings}`;
   }
-  if (set.slot === "search") return `The best is shown, of ${set.candidates.length + set.omitted} found.`;
+  if (set.slot === "search") {
+    const shown = set.candidates.filter((each) => each.answers.length).length;
+    return `The best ${shown === 1 ? "is" : `${shown} are`} shown, of ${number(set.candidates.length + set.omitted)} found.`;
+  }
   const left = cancelled ? ` ${cancelled} not needed for the choice ${cancelled === 1 ? "was" : "were"} cancelled.` : "";
   const name = `Candidate ${taken + 1} is shown`;
   if (ended === 1) return `${name}: ${cancelled ? "it was the first to end" : "there is no other"}.${left}`;
@@ -73,7 +77,12 @@ export function reason(set) {
   return parts.length ? `${name}: ${parts.join("; ")}.${left}` : `${name}.${left}`;
 }
 
-function quoted(text) { return text ? `“${text}”` : "none"; }
+function quoted(text) { return text ? `“${short(text)}”` : "none"; }
+
+function short(text) {
+  const letters = [...text];
+  return letters.length > MOST_GROUP ? `${letters.slice(0, MOST_GROUP).join("")}…` : text;
+}
 
 function votesTable(set) {
   const found = votes(set);
@@ -82,8 +91,8 @@ function votesTable(set) {
   const voted = set.candidates.some((each) => each.votes !== null);
   const head = voted ? ["final answer", "votes", "candidates"] : ["meaning", "samples", "share"];
   return table(voted ? "Votes" : "Meanings", head, found.map((each) => [
-    [each.group || "none", " ", each.taken ? h("span", { class: "badge good" }, "shown") : null],
-    [h("meter", { min: 0, max: most, value: each.weight, "aria-label": `${head[1]} for ${each.group || "none"}` }),
+    [h("span", { class: "named" }, short(each.group) || "none"), " ", each.taken ? h("span", { class: "badge good" }, "shown") : null],
+    [h("meter", { min: 0, max: most, value: each.weight, "aria-label": `${head[1]} for ${short(each.group) || "none"}` }),
       ` ${number(each.weight)}`],
     voted ? each.members : `${Math.round((100 * each.members) / set.candidates.length)}%`,
   ]));
@@ -91,12 +100,13 @@ function votesTable(set) {
 
 function facts(set, each) {
   const mean = each.logprob !== null && each.tokens > 0 ? each.logprob / each.tokens : null;
+  const isScore = mean !== null && each.score !== null && Math.abs(each.score - mean) < 1e-6;
   return [
-    each.group ? [set.slot === "uncertainty" ? "meaning" : "final answer", each.group] : null,
+    each.group ? [set.slot === "uncertainty" ? "group" : "final answer", short(each.group)] : null,
     each.votes !== null ? ["votes", number(each.votes)] : null,
     each.score !== null ? ["score", number(each.score)] : null,
     each.logprob !== null ? ["log-probability", `${number(each.logprob)} nats`] : null,
-    mean !== null ? ["per token", `${number(mean)} nats`] : null,
+    mean !== null && !isScore ? ["per token", `${number(mean)} nats`] : null,
     each.tokens ? ["tokens", number(each.tokens)] : null,
   ].filter(Boolean);
 }

@@ -134,7 +134,7 @@ export class TreeView {
     item.setAttribute("aria-selected", "true");
     item.focus();
     const piece = this.items.get(item);
-    const count = piece.joins ? "continues at a piece that stands elsewhere" : `${number(piece.places.length)} tokens`;
+    const count = piece.joins ? "continues at a piece that stands elsewhere" : `${number(piece.places.length)} token${piece.places.length === 1 ? "" : "s"}`;
     fill(this.detail, h("dl", {},
       h("dt", {}, "text up to here"), h("dd", {}, h("span", { class: "said" }, piece.before, h("strong", {}, piece.text))),
       h("dt", {}, "this branch"), h("dd", {}, `${count}, log-probability ${number(piece.logprob)} nats`)));
