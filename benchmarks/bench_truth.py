@@ -43,7 +43,7 @@ STATES = (
 FACTS = dict(each.replace("_", " ").split(":") for each in STATES.split())  # or a word of the name
 ASKED = "What is the capital of {place}?"
 OTHERWISE = "Which city is the seat of government of the state of {place}?"
-TOLD = "The capital of {place} is {city}."
+ANSWERED = "The capital of {place} is {city}."
 AMATEUR = "amateur"
 
 
@@ -126,7 +126,7 @@ async def compared(
 
 def pairs_of(facts: dict[str, str]) -> list[tuple[str, str]]:
     """Questions with their true answers."""
-    return [(ASKED.format(place=place), TOLD.format(place=place, city=city)) for place, city in facts.items()]
+    return [(ASKED.format(place=place), ANSWERED.format(place=place, city=city)) for place, city in facts.items()]
 
 
 def pool_with(amateur: Path, artifacts: Path) -> LocalPool:
