@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from turnout import client_messages as wire
-from turnout import embed_messages, task_messages
+from turnout import embed_messages, task_messages, usage_messages
 from turnout.addresses import check_target
 from turnout.calls import Chunk, MethodDescription, ModelDescription, ScoredTokens, Usage
 from turnout.client_messages import Messages, Prompt, Result
@@ -99,7 +99,7 @@ class AsyncStream:
 def _receive(stream: Stream | AsyncStream, message: pb.GenerateChunk) -> None:
     stream._waiting.extend(wire.chunk(choice) for choice in message.choices)
     if message.HasField("usage"):
-        stream.usage = wire.usage(message.usage)
+        stream.usage = usage_messages.usage(message.usage)
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from deployments.openai_format import usage_object
 from deployments.schemas import chat_job, completion_job
 from tests.checkpoint_folders import write_checkpoint
 from turnout.calls import Usage
-from turnout.client_messages import generate_request, usage
+from turnout.client_messages import generate_request
 from turnout.config import check_resources, parse_config
 from turnout.cost import Cost, CostReport, SpeculationMeter
 from turnout.errors import TurnoutError
 from turnout.proto import generation_pb2 as pb
 from turnout.registry import names
 from turnout.types import NO_LIMITS, RouteLimits
+from turnout.usage_messages import usage
 
 ROUTE = {
     "method": "plain", "params": {"model": "small"}, "policy": "static/split", "version": "0/1",
