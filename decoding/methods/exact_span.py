@@ -53,6 +53,10 @@ class Found:
     logprobs: tuple[float, ...]
     end: int
 
+    def text(self, seq: Sequence) -> list[int]:
+        """Its tokens, without the end."""
+        return seq.tokens[self.begin : self.begin + len(self.logprobs) - 1]
+
 
 @method(params=ExactSpanParams, papers=(164,), lossless=False, needs=frozenset())
 async def exact_span(request: Request, models: ModelPool, params: ExactSpanParams) -> AsyncIterator[Segment]:
@@ -75,7 +79,7 @@ async def exact_span(request: Request, models: ModelPool, params: ExactSpanParam
             async for segment in segments:
                 yield segment
         return
-    step = (*seq.tokens[best.begin : best.begin + len(best.logprobs) - 1], best.end)
+    step = (*best.text(seq), best.end)
     if reported(seq).reads_logits:
         tokens = await tokens_written(model, seq, step)
     else:
@@ -111,9 +115,15 @@ async def most_probable(
     for first in range(0, len(cuts) - 1, at_once):
         near = [cuts[at : at + longest + 1] for at in range(first, min(first + at_once, len(cuts) - 1))]
         found = await _batch(model, seq, near, longest, normalised)
-        best = max([*found, *([best] if best else [])], key=lambda each: (each.score, -each.begin), default=None)
+        best = _best([*([best] if best else []), *found], seq)
         done(first + len(near), len(cuts) - 1)
     return best
+
+
+def _best(found: list[Found], seq: Sequence) -> Found | None:
+    """The most probable one; of those with its tokens, whose scores differ by rounding alone, the first."""
+    best = max(found, key=lambda each: each.score, default=None)
+    return next((each for each in found if best is not None and each.text(seq) == best.text(seq)), None)
 
 
 def _unsupported(seq: Sequence) -> str:

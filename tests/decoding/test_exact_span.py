@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 
 import pytest
 import torch
 
 from decoding.fakes import ListText, TableModel, pair
 from decoding.methods import exact_span
-from decoding.methods.exact_span import passage
+from decoding.methods.exact_span import most_probable, passage
 from decoding.model import Request
 from decoding.sequence import Sequence
 from decoding.thinking import Marker, Start, Thinking
@@ -73,6 +74,19 @@ async def test_a_row_for_each_beginning_and_nothing_is_left_behind() -> None:
     await answer(made, seq, at_once=3)
     assert made.forwards == 1 + len(PASSAGE)
     assert set(made.cached) == {seq}
+
+
+@pytest.mark.parametrize("at_once", [1, 13])
+@pytest.mark.parametrize("rounding", [-1e-4, 1e-4])
+async def test_of_the_same_text_in_several_places_the_first_is_found(rounding: float, at_once: int) -> None:
+    """Whatever the rows of each say of it: they are read in different company, and rounded differently."""
+    logits, read = torch.arange(12) / 4, count()
+    made = TableModel("large", lambda _: logits * (1 + rounding * next(read)), 12)
+    seq = begun()
+    best = await most_probable(made, seq, passage(seq, ListText(TEXTS)), 1, False, at_once)
+    assert best is not None
+    assert best.text(seq) == ids(" ")
+    assert best.begin == 1 + PASSAGE.index(" ")
 
 
 async def test_parts_fit_the_longest_answer() -> None:
