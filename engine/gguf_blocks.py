@@ -74,14 +74,15 @@ def _q4_k(raw: torch.Tensor) -> IntegerWeight:
 def _q5_k(raw: torch.Tensor) -> IntegerWeight:
     """As Q4_K, with the fifth bits in between: of the numbers in one place of each group, one byte."""
     high = raw[..., None, 16:48] >> HIGH_BITS[:, None] & 1
-    codes = _pairs_of_32(raw[..., 48:]).unflatten(2, (8, 32)) | high << 4
+    codes = _pairs_of_32(raw[..., 48:]).unflatten(2, (8, 32)) | high << 4  # type: ignore[no-untyped-call]
     return _super_blocks(raw, codes, 5)
 
 
 def _q6_k(raw: torch.Tensor) -> IntegerWeight:
     """The low 4 and the high 2 bits of 256 numbers, of which 32 is taken; 16 signed scales; a float16 factor."""
-    low = raw[..., :128].unflatten(2, (2, 1, 64)) >> torch.tensor([0, 4], dtype=torch.uint8)[:, None] & 15
-    high = raw[..., 128:192].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
+    low = raw[..., :128].unflatten(2, (2, 1, 64))  # type: ignore[no-untyped-call]
+    low = low >> torch.tensor([0, 4], dtype=torch.uint8)[:, None] & 15
+    high = raw[..., 128:192].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3  # type: ignore[no-untyped-call]
     codes = low.reshape(high.shape) | high << 4
     scales = _flat(raw[..., 192:208]).view(torch.int8)
     return IntegerWeight(_flat(codes), scales, group=16, blocks=_halves(raw[..., 208:]), small_bits=6)
@@ -90,7 +91,7 @@ def _q6_k(raw: torch.Tensor) -> IntegerWeight:
 def _q3_k(raw: torch.Tensor) -> IntegerWeight:
     """The third bits of 256 numbers, of which 4 is taken; the rest; 16 scales of 6 bits, of which 32; a factor."""
     third = raw[..., None, :32] >> HIGH_BITS[:, None] & 1
-    low = raw[..., 32:96].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
+    low = raw[..., 32:96].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3  # type: ignore[no-untyped-call]
     low_scales = torch.cat([raw[..., 96:104] & 15, raw[..., 96:104] >> 4], dim=2)
     high_scales = raw[..., None, 104:108] >> HIGH_BITS[::2, None] & 3
     scales = _flat(low_scales | high_scales.flatten(2) << 4).to(torch.int8) - 32
@@ -100,7 +101,8 @@ def _q3_k(raw: torch.Tensor) -> IntegerWeight:
 
 def _q2_k(raw: torch.Tensor) -> IntegerWeight:
     """16 scales and minimums of 4 bits, 256 numbers of 2, and two float16 factors; a minimum is taken, not added."""
-    scales, codes = raw[..., :16], raw[..., 16:80].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3
+    codes = raw[..., 16:80].unflatten(2, (2, 1, 32)) >> HIGH_BITS[::2, None] & 3  # type: ignore[no-untyped-call]
+    scales = raw[..., :16]
     sizes, leasts = (_flat(each).view(torch.int8) for each in (scales & 15, scales >> 4))
     factors = _halves(raw[..., 80:])
     blocks = torch.stack([factors[..., 0], -factors[..., 1]], dim=2)
@@ -159,14 +161,14 @@ def _with_high_bits(codes: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
 
 def _pairs_of_32(raw: torch.Tensor) -> torch.Tensor:
     """uint8 [rows, super-blocks, 256] of [rows, super-blocks, 128], 32 bytes of which hold 64 neighbours."""
-    parts = raw.unflatten(2, (4, 32))
+    parts = raw.unflatten(2, (4, 32))  # type: ignore[no-untyped-call]
     return torch.cat([parts & 15, parts >> 4], dim=3).flatten(2)
 
 
 def _super_blocks(raw: torch.Tensor, codes: torch.Tensor, bits: int) -> IntegerWeight:
     """Q4_K or Q5_K, whose first 16 bytes are factors; what they call a minimum is taken, not added."""
     factors = _halves(raw[..., :4])
-    scale, least, rest = raw[..., 4:16].unflatten(2, (3, 4)).unbind(2)
+    scale, least, rest = raw[..., 4:16].unflatten(2, (3, 4)).unbind(2)  # type: ignore[no-untyped-call]
     scales = torch.cat([scale & 63, rest & 15 | scale >> 2 & 48], dim=2)
     minimums = torch.cat([least & 63, rest >> 4 | least >> 2 & 48], dim=2)
     return IntegerWeight(

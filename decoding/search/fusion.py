@@ -171,7 +171,7 @@ class FusionSearch(Search):
         if self._second is None:
             return each.logp
         logprob, length = self._second.score_of(each)
-        scaled = logprob * (each.length / length) ** self.params.length_penalty
+        scaled: float = logprob * (each.length / length) ** self.params.length_penalty
         return each.logp + self.params.weight * (scaled - each.logp)
 
     def finished(self, open_: list[Hypothesis], done: list[Hypothesis]) -> bool:

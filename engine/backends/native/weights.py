@@ -141,7 +141,7 @@ class IntegerMatrix(Packed):
             self._pack([factors, words])
         else:
             shape = (columns, weight.blocks.shape[1], -1)
-            small = factors.unflatten(1, (-1, weight.blocked)).transpose(2, 3)
+            small = factors.unflatten(1, (-1, weight.blocked)).transpose(2, 3)  # type: ignore[no-untyped-call]
             self._pack([weight.blocks, small.reshape(shape), words.view(shape)])
 
     def _pack(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -165,9 +165,10 @@ class IntegerMatrix(Packed):
         panel, (panels, groups, _) = panel_columns(), self._panels.shape
         sizes = [count * panel * dtype.itemsize // 4 for dtype, count in self._pieces]
         at = (columns // panel, slice(None), slice(None), columns % panel)
+        parts = self._panels.split(sizes, dim=2)  # type: ignore[no-untyped-call]
         pieces = [
             _fresh(flat).view(dtype).view(panels, groups, count, panel)[at]
-            for flat, (dtype, count) in zip(self._panels.split(sizes, dim=2), self._pieces, strict=True)
+            for flat, (dtype, count) in zip(parts, self._pieces, strict=True)
         ]
         made = copy(self)
         made.columns, made._bias = len(columns), self._bias_of(columns)
@@ -180,7 +181,7 @@ def _words(weight: IntegerWeight) -> torch.Tensor:
     codes = F.pad(weight.codes, (0, -weight.codes.shape[1] % weight.group)).view(torch.uint8)
     if weight.bits < 8:
         quads = codes.view(len(codes), -1, STEPS[weight.bits] // 4, 4)
-        pairs = (quads & 15).unflatten(2, (-1, 2))
+        pairs = (quads & 15).unflatten(2, (-1, 2))  # type: ignore[no-untyped-call]
         codes = pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4
         if (upper := weight.bits - 4) > 0:
             parts = [quads[:, :, quad] >> 4 << upper * quad for quad in range(quads.shape[2])]
