@@ -31,6 +31,7 @@ class Lattice:
         self.after: dict[Hypothesis, dict[Hypothesis, None]] = {start: {}}
         self.ends: dict[Hypothesis, None] = {}
         self._merged: dict[Hypothesis, Hypothesis] = {}
+        self._levels = {start: 0}  # each above those of the nodes before: no way leads to one that is not above
 
     def node(self, each: Hypothesis) -> Hypothesis:
         """Return the node that stands for a hypothesis of the graph."""
@@ -49,23 +50,31 @@ class Lattice:
     def add(self, each: Hypothesis) -> None:
         """Add a hypothesis after its parent."""
         assert each.parent is not None
-        self.before[each], self.after[each] = {}, {}
+        self.before[each], self.after[each], self._levels[each] = {}, {}, 0
         self.connect(self.node(each.parent), each, each.logp - each.parent.logp)
         if each.ended:
             self.ends[each] = None
 
     def connect(self, one: Hypothesis, other: Hypothesis, logprob: float) -> None:
-        """Let a node follow another one, where it does not yet."""
+        """Let a node follow another one, where it does not yet; no way leads back."""
         self.before[other].setdefault(one, logprob)
         self.after[one][other] = None
+        left = [(other, self._levels[one] + 1)]
+        while left:
+            here, level = left.pop()
+            if self._levels[here] < level:
+                self._levels[here] = level
+                left += [(each, level + 1) for each in self.after[here]]
 
     def reaches(self, one: Hypothesis, other: Hypothesis) -> bool:
         """Return whether a way leads from one node to another, or they are the same."""
-        seen, left = {one}, [one]
+        seen, left, levels = {one}, [one], self._levels
         while left:
             here = left.pop()
             if here is other:
                 return True
+            if levels[here] >= levels[other]:
+                continue
             new = [each for each in self.after[here] if each not in seen]
             seen.update(new)
             left += new
@@ -94,6 +103,7 @@ class Lattice:
             del self.after[each][one]
             self.connect(each, into, logprob)
         following = self.after.pop(one)
+        del self._levels[one]
         known = {each.token: each for each in self.after[into]}
         for each in following:
             self.connect(into, each, self.before[each].pop(one))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -51,6 +52,34 @@ def test_merging_the_beginnings_of_long_answers_merges_all_that_follows() -> Non
     lattice.merge(second[1], first[1])
     assert (len(lattice.in_order()) - 1, lattice.num_paths()) == (4003, 2)
     assert sorted(len(path) for _, path in lattice.paths()) == [4002, 4002]
+
+
+def reached(lattice: Lattice, one: Hypothesis) -> set[Hypothesis]:
+    found = {one}
+    for each in lattice.in_order():
+        if found & lattice.before[each].keys():
+            found.add(each)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_node_reaches_is_known_whatever_was_merged(seed: int) -> None:
+    """Merged nodes lie at different lengths, so that what follows them moves."""
+    drawn, start = random.Random(seed), Hypothesis(None)
+    lattice, merged = Lattice(start), 0
+    for _ in range(120):
+        nodes = lattice.in_order()
+        one, other = drawn.choice(nodes), drawn.choice(nodes)
+        if lattice.can_merge(one, other):
+            lattice.merge(one, other)
+            merged += 1
+        elif not lattice.follows(one, token := drawn.randrange(3)):
+            lattice.add(one.child(token, -1.0))
+        nodes = lattice.in_order()
+        assert len(nodes) == len(lattice.before)
+        one = drawn.choice(nodes)
+        assert {each for each in nodes if lattice.reaches(one, each)} == reached(lattice, one)
+    assert merged > 5
 
 
 def test_ways_are_counted_up_to_a_bound() -> None:
