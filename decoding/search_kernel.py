@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -84,11 +85,9 @@ class SearchKernel:
         most = self._num_blocks()
         if most and len(batch) > 1 and self._exceed(batch, most):
             longest = max(each.length for each in batch)
-            raise out_of_range(
-                self._field,
-                f"{len(batch)} hypotheses of {longest} tokens do not fit the memory of {self._model.name}; lower it"
-                " or max_tokens",
-            )
+            fitting = bisect_left(range(1, len(batch)), True, key=lambda count: self._exceed(batch[:count], most))
+            message = f"{len(batch)} hypotheses of {longest} tokens do not fit the memory of {self._model.name}"
+            raise out_of_range(self._field, f"{message}, {max(fitting, 1)} do; lower it or max_tokens")
         self._batch = batch
         return batch
 

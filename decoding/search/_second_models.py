@@ -66,7 +66,8 @@ class TokenScores(SecondModel):
 class ByteScores(SecondModel):
     """Second model with another vocabulary: it scores the bytes of what was read, and not the newest token.
 
-    A hypothesis' state is the score of its text once it was read, and that of its parent's text before.
+    A hypothesis' state is the score of its parent's text. Of texts that were read, only what follows has the score: it
+    holds rows of the whole vocabulary.
 
     Args:
         streams: see `SecondModel`.
@@ -83,11 +84,12 @@ class ByteScores(SecondModel):
         texts = await asyncio.to_thread(lambda: [self._longer(each) for each in read])
         rows = await self.streams.read([_reading(*each) for each in zip(read, texts, strict=True)])
         logits = [[row.logits for row in of_text if row.logits is not None] for of_text in rows]
-        for each, score in zip(read, await asyncio.to_thread(self._scores, texts, logits), strict=True):
-            each.state = score
+        scores = dict(zip(read, await asyncio.to_thread(self._scores, texts, logits), strict=True))
         for each in candidates:
             assert each.parent is not None
-            each.state = each.parent.state
+            each.state = scores[each.parent]
+        for each in read:
+            each.state = None
 
     def _longer(self, each: Hypothesis) -> LongerText:
         added = self._translation.target.bytes_of(each.token) if each.parent is not None else b""

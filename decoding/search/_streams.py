@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -120,7 +121,8 @@ class Streams:
         held = -(-begun // size) + sum(len(text) // size + 2 for text in texts)
         if most and len(texts) > 1 and held > most and held_by(texts, begun, size) > most:
             message = f"{len(texts)} hypotheses of up to {longest} tokens do not fit the memory of {self._model.name}"
-            raise out_of_range(self._width, f"{message}; lower it or max_tokens")
+            fitting = bisect_right(range(1, len(texts)), most, key=lambda count: held_by(texts[:count], begun, size))
+            raise out_of_range(self._width, f"{message}, {max(fitting, 1)} do; lower it or max_tokens")
 
     def _release(self, stream: Sequence) -> None:
         """Give a sequence back; its work is the request's, but it wrote nothing."""

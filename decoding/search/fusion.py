@@ -61,6 +61,10 @@ class FusionSearch(Search):
     Params = FusionParams
     params: FusionParams
     papers = (122,)
+    score = (
+        "(1 - weight) times the log-probability plus weight times the second model's, each divided by its own length to"
+        " the power of `length_penalty`, nats"
+    )
 
     def check(self, models: ModelPool) -> None:
         """See `Part.check`: there must be a second model."""

@@ -12,7 +12,9 @@ import torch
 from decoding.byte_scores import ByteVocabulary, LongerText, TextScore, byte_vocabulary
 from decoding.fakes import ListText, TableModel, pair
 from decoding.model import Busy, ModelPool, Request
+from decoding.search._second_models import ByteScores
 from decoding.search._streams import held_by
+from decoding.search.base import Hypothesis
 from decoding.sequence import Sequence
 from decoding.translation import Translation, Vocabularies
 from decoding.vocabulary import Vocabulary
@@ -144,7 +146,8 @@ def test_an_unfinished_character_is_covered_by_tokens_that_begin_with_it() -> No
     assert math.exp(found.logprob) == pytest.approx(0.4 * (0.3 + 0.2) + 0.1)
     # Once it is whole, the standard path is one token; a and é, another path, is left out.
     assert math.exp(scored(made, vocabulary, b"a", b"\xc3", b"\xa9").logprob) == pytest.approx(0.1)
-    assert scored(made, vocabulary, b"\xc3", b"\xc3").logprob == -math.inf
+    # No token begins with this part of a character.
+    assert scored(made, vocabulary, b"a", b"\xe2").logprob == -math.inf
 
 
 def test_tokens_that_begin_with_some_bytes() -> None:
@@ -295,6 +298,22 @@ async def test_the_second_models_work_is_charged_and_shared(other: Vocabulary | 
     assert (meter.prompt_tokens, seq.meter.models["large"].generated_tokens) == (1 if other else 2, 12)
 
 
+async def test_scores_of_texts_are_kept_for_the_newest_hypotheses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold rows as wide as the vocabulary: those of an answer's earlier tokens would fill the memory."""
+    rescore, lengths = ByteScores.rescore, list[int]()
+
+    async def looked_at(self: ByteScores, read: list[Hypothesis], candidates: list[Hypothesis]) -> None:
+        await rescore(self, read, candidates)
+        lengths.append(read[0].length)
+        for each in candidates:
+            assert isinstance(each.state, TextScore)
+            assert {node.state for node in (*each.path[:-1], *read)} == {None}
+
+    monkeypatch.setattr(ByteScores, "rescore", looked_at)
+    await fused(table("large", 6, 1), table("small", 9, 2), OTHER, sampling={"ignore_eos": True, "max_tokens": 6})
+    assert lengths == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("at", [2, 7])
 @pytest.mark.parametrize("other", [None, OTHER], ids=["one vocabulary", "two"])
 async def test_a_fault_of_the_second_model_leaves_nothing(other: Vocabulary | None, at: int) -> None:
@@ -326,7 +345,7 @@ async def test_a_fault_of_the_second_model_leaves_nothing(other: Vocabulary | No
         ({"ends": "first"}, "search.ends", "any"),
         ({"prompt": ""}, "search.prompt", "at least 1"),
         ({"prompt": "abc"}, "search.prompt", "needs a tokenizer that turns text into tokens"),
-        ({"best_of": 4}, "search.best_of", ""),
+        ({"best_of": 4}, "search.best_of", "unknown; allowed here"),
     ],
 )
 async def test_what_it_cannot_work_with_is_refused(given: dict[str, Any], field: str, why: str) -> None:
@@ -358,7 +377,7 @@ async def test_context_and_memory_of_the_second_model_are_looked_at() -> None:
     assert caught.value.field == "method.params.search.prompt"
     small.max_length = 1000
     small.busy = lambda: Busy(0, 0, capacity=8, block_size=2)  # type: ignore[method-assign]
-    with pytest.raises(TurnoutError, match="do not fit the memory of small") as caught:
+    with pytest.raises(TurnoutError, match=r"3 hypotheses .* do not fit the memory of small, 1 do; lower") as caught:
         await fused(large, small, OTHER, weight=0.5, sampling={"ignore_eos": True, "max_tokens": 12})
     assert caught.value.field == "method.params.width"
     assert not small.cached

@@ -181,7 +181,7 @@ async def test_memory_is_looked_at_as_the_hypotheses_grow() -> None:
     assert found[0][-1] == END
     made = model(8)
     made.busy = ends.busy  # type: ignore[method-assign]
-    with pytest.raises(TurnoutError, match=r"4 hypotheses of \d+ tokens do not fit the memory of large") as caught:
+    with pytest.raises(TurnoutError, match=r"4 hypotheses of \d+ tokens .* memory of large, 3 do; lower") as caught:
         await answers(made, width=4, max_tokens=10_000, ignore_eos=True)
     assert (caught.value.code, caught.value.field) == (Code.OUT_OF_RANGE, "method.params.width")
     assert len(made.cached) <= 1
