@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from decoding.byte_scores import TextScore
-from decoding.search._second_models import ByteScores
 from decoding.search.fusion import FusionSearch
 from decoding.translated_sequence import TranslatedSequence
 from pool.components import open_parts
@@ -205,24 +203,17 @@ async def test_what_needs_one_vocabulary_is_refused_by_name(mixed: LocalPool) ->
 
 
 async def test_a_second_model_rescores_a_beam_by_bytes(mixed: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it adds up along its forks is what it says of the same tokens when it reads them anew."""
-    kept: list[TextScore] = []
+    """It reads the conversation in its own template, and writes nothing; at weight 0 it is not asked."""
     prompts: list[Any] = []
-    scores, root = ByteScores._scores, FusionSearch._root
-
-    def noted(self: ByteScores, *given: Any) -> list[TextScore]:
-        found = scores(self, *given)
-        kept.extend(found)
-        return found
+    root = FusionSearch._root
 
     def seen(self: FusionSearch, *given: Any) -> Any:
         prompts.append(root(self, *given))
         return prompts[-1]
 
-    monkeypatch.setattr(ByteScores, "_scores", noted)
     monkeypatch.setattr(FusionSearch, "_root", seen)
-    pairs = {"logit_bias": {ord("h"): 6.0, ord("e"): 6.0}}  # `he` is one token of the small model
-    options: dict[str, Any] = {"n": 2, "max_tokens": 10, "ignore_eos": True, **pairs}
+    options: dict[str, Any] = {"n": 2, "max_tokens": 10, "ignore_eos": True}
+    options["logit_bias"] = dict.fromkeys(mixed.tokenizer.encode("he")[-2:], 6.0)
     beam = await ask(mixed, TEXTS[0], "search", {"width": 3}, **options)
     off = await ask(mixed, TEXTS[0], "search", {"width": 3, "search": {"name": "fusion", "weight": 0.0}}, **options)
     assert off.texts == beam.texts
@@ -236,17 +227,6 @@ async def test_a_second_model_rescores_a_beam_by_bytes(mixed: LocalPool, monkeyp
     [prompt] = prompts
     assert own.decode(prompt.tokens, special=True) == "[user]where the sea[assistant]"
     assert (meter.prompt_tokens, meter.generated_tokens) == (len(prompt.tokens), 0)
-    small, longest = mixed.engines["small"], max(kept, key=lambda each: len(each.tokens))
-    assert any(token >= BYTE_VOCAB for each in kept for token in each.tokens)  # pairs of letters
-    again = prompt.fork()
-    [read] = await small.score(again, [longest.tokens])
-    small.release(again)
-    assert longest.sums[-1] == pytest.approx(read.total, abs=1e-3)
-    assert (await answer(mixed, call)).texts == fused.texts
-    number = Structure.model_validate({"regex": "[0-9]{4,6}"})
-    with pytest.raises(TurnoutError, match="'small' has another vocabulary") as caught:
-        await ask(mixed, TEXTS[0], "search", {"search": "fusion"}, structure=number)
-    assert caught.value.field == "structure"
 
 
 async def test_models_say_so(mixed: LocalPool) -> None:
