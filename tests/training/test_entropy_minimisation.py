@@ -1,4 +1,4 @@
-"""EM-FT and EM-RL: the entropy of held-out answers falls, and rises where the reward's sign is turned."""
+"""EM-FT and EM-RL: the entropy of held-out answers falls, and gradients have the sign and size of those by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SURE, OPEN = [3], [*range(10, 18)]
 QUESTIONS = Questions([Prompt(f"q{n}", False) for n in range(6)], [Prompt(f"h{n}", False) for n in range(12)])
 QUICK = Schedule(steps=12, batch_size=3, learning_rate=2e-2, warmup_steps=0, clip=1.0)
 PLAN = EntropyPlan("ft", QUESTIONS, QUICK, max_tokens=5)
-RL = replace(PLAN, form="rl", samples=4, kl=0.0)
+RL = replace(PLAN, form="rl", samples=4, kl=0.0, schedule=replace(QUICK, learning_rate=3e-3))
 
 
 def forked() -> Any:
@@ -72,14 +72,40 @@ def test_the_entropy_of_held_out_answers_falls(folder: Path, plan: EntropyPlan) 
     assert fall(folder, plan) > 0.1
 
 
-def test_it_rises_where_the_sign_of_the_reward_is_turned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy_minimisation, "rewards", lambda *given: -rewards(*given))
-    assert fall(folder, RL) < -0.1
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["", "a turned sign is seen"])
+@pytest.mark.parametrize("reward", ["token", "trajectory"])
+def test_the_gradient_makes_answers_likelier_of_which_the_model_is_surer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reward: Any, sign: float
+) -> None:
+    """Along it, the sum of gain times log-likelihood changes by the square of its length; gains are by hand."""
+    run, drawn = EntropyRun(folder, replace(RL, reward=reward), None), []
+    monkeypatch.setattr(entropy_minimisation, "rewards", lambda *given: sign * rewards(*given))
+    monkeypatch.setattr(entropy_minimisation, "write", lambda *given: (drawn.append(write(*given)), drawn[-1])[-1])
+    model = run._model.requires_grad_(True)
+    run._reinforced(torch.arange(6)).backward()
+
+    def read() -> list[Along]:
+        return [read_along(model, prompt, answers) for prompt, answers in zip(run._prompts, drawn, strict=True)]
+
+    with torch.no_grad():
+        before, gains = read(), []
+        for along in before:
+            sure = -along.entropies.sum(-1) if reward == "token" else along.chosen.sum(-1)
+            gains.append(torch.stack([one - (sure.sum() - one) / 3 for one in sure]))
+        square = sum(float(each.grad.square().sum()) for each in model.parameters())
+        for each in model.parameters():
+            each -= 1e-3 / square * each.grad
+        rises = [(now.chosen - then.chosen).sum(-1) for now, then in zip(read(), before, strict=True)]
+    risen = torch.stack([gain * rise for gain, rise in zip(gains, rises, strict=True)]).mean()
+    assert torch.stack(gains).abs().max() > 0.1
+    assert risen.item() == pytest.approx(sign * 1e-3, rel=0.1)
 
 
 def test_a_divergence_that_weighs_much_keeps_the_model_near_its_start(folder: Path) -> None:
     moved = [
-        EntropyRun(folder, replace(RL, kl=kl), None).tune().report["heldout"]["after"]["kl_from_start_nats"]
+        EntropyRun(folder, replace(RL, kl=kl, schedule=replace(QUICK, steps=8)), None)
+        .tune()
+        .report["heldout"]["after"]["kl_from_start_nats"]
         for kl in (0.0, 100.0)
     ]
     assert moved[1] < 0.3 * moved[0]
@@ -151,6 +177,6 @@ def test_answers_of_several_lengths_are_read_as_each_alone() -> None:
 
 
 def test_answers_beyond_the_context_are_refused(folder: Path) -> None:
-    with pytest.raises(TurnoutError, match="511 after a prompt of 2; the context has 512") as refused:
+    with pytest.raises(TurnoutError, match="511 after a prompt of 3; the context has 512") as refused:
         EntropyRun(folder, replace(PLAN, max_tokens=511), None)
     assert (refused.value.code, refused.value.field) == (Code.OUT_OF_RANGE, "max_tokens")
