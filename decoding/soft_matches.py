@@ -27,7 +27,8 @@ def match(logp: torch.Tensor, forms: Iterable[NGram]) -> torch.Tensor:
     for form in forms:
         places = length - len(form) + 1
         if places > 0:
-            found.append(torch.stack([logp[:, at : at + places, id] for at, id in enumerate(form)]).mean(0))
+            columns = logp[..., list(form)]  # first: the gradient of each slice is as large as what it is cut from
+            found.append(torch.stack([columns[:, at : at + places, at] for at in range(len(form))]).mean(0))
     if not found:
         return logp.new_zeros(len(logp))
     scores = torch.cat(found, -1)
@@ -42,5 +43,15 @@ def ngrams(tokens: tuple[int, ...], sizes: Iterable[int]) -> tuple[NGram, ...]:
 
 def similarity(logp: torch.Tensor, grams: Iterable[NGram]) -> torch.Tensor:
     """Mean of the scores of n-grams (see `match`): [chains]; 0 where there are none."""
-    scores = [match(logp, (gram,)) for gram in grams if len(gram) <= logp.shape[1]]
-    return torch.stack(scores).mean(0) if scores else logp.new_zeros(len(logp))
+    length, by_size = logp.shape[1], dict[int, list[NGram]]()
+    for gram in grams:
+        if len(gram) <= length:
+            by_size.setdefault(len(gram), []).append(gram)
+    if not by_size:
+        return logp.new_zeros(len(logp))
+    scores = []
+    for size, each in by_size.items():  # all of a size at once: a request may have thousands
+        places, columns = length - size + 1, torch.tensor(each, device=logp.device).T
+        found = torch.stack([logp[:, at : at + places][..., ids] for at, ids in enumerate(columns)]).mean(0)
+        scores.append((found.softmax(1) * found).sum(1))
+    return torch.cat(scores, -1).mean(-1)
