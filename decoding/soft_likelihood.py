@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,12 @@ class SoftScores:
     prediction: torch.Tensor
     gradient: torch.Tensor
 
+    @classmethod
+    def joined(cls, parts: Items[SoftScores]) -> SoftScores:
+        """The result of all chains, from those of some at a time."""
+        fluency, prediction, gradient = zip(*((p.fluency, p.prediction, p.gradient) for p in parts), strict=True)
+        return cls(torch.cat(fluency), torch.cat(prediction), torch.cat(gradient))
+
 
 @dataclass(frozen=True, slots=True)
 class SoftLikelihood(Operation[SoftScores]):
@@ -47,7 +54,7 @@ class SoftLikelihood(Operation[SoftScores]):
         prediction_weight: of the prediction in the gradient.
         temperature: of the mixtures that the model reads.
         top_k: p_t is cut down to that many most probable tokens and renormalised; 0: it is not.
-        kept: tokens that are never cut.
+        uncut: tokens that are never cut.
 
     Raises:
         ValueError: the logits are of another shape.
@@ -64,7 +71,7 @@ class SoftLikelihood(Operation[SoftScores]):
     prediction_weight: float = 1.0
     temperature: float = 1.0
     top_k: int = 0
-    kept: tuple[int, ...] = ()
+    uncut: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.logits.dim() != 3 or 0 in self.logits.shape:
@@ -97,7 +104,7 @@ def fluency(predicted: torch.Tensor, logits: torch.Tensor, top_k: int = 0, kept:
         predicted: [chains, length, vocab] the model's logits at their places.
         logits: [chains, length, vocab] theirs.
         top_k: see `SoftLikelihood`.
-        kept: see `SoftLikelihood`.
+        kept: tokens that are never cut.
 
     Returns:
         [chains]

@@ -67,7 +67,7 @@ class EngineModel(PoolMember):
         notes: findings of loading, for the operator: see `pool.local_pool.LocalPool.notes`.
         draft_vocabulary: the ids that drafters may propose with this model; None: all.
         lanes: caches of forwards of a fixed shape, by the sequence that owns them.
-        soft_readers: its weights with a gradient, while a sequence needs them.
+        soft_readers: its weights with a gradient, while sequences need them.
         config: of the model.
         weights: how its linear weights are kept, see `ModelConfig`.
     """
@@ -278,6 +278,7 @@ class EngineModel(PoolMember):
 
     async def close(self) -> None:
         """Stop batching; what waits is cancelled."""
+        self.soft_readers.close()
         if self.shared is not None:
             await self.shared.close()
         await self.batcher.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +18,11 @@ from decoding.sequence import Sequence
 from decoding.soft_likelihood import SoftLikelihood, fluency, mixtures
 from decoding.soft_matches import match, ngrams, similarity
 from engine import soft_likelihood
+from engine.costs import limits
 from engine.device import Device
 from engine.loading import load_checkpoint
 from engine.model import EngineModel
-from tests.engine.harness import engine_model
+from tests.engine.harness import engine_model, until
 from training.random_models import byte_tokenizer, llama_config, random_model
 from turnout.config import EngineConfig, ModelConfig
 from turnout.errors import Code, TurnoutError
@@ -55,7 +60,7 @@ def logits_of(chains: int, length: int) -> torch.Tensor:
     "op",
     [
         SoftLikelihood(logits_of(2, 3), prediction_weight=0.0),
-        SoftLikelihood(logits_of(2, 3), prediction_weight=0.0, top_k=4, kept=(7, 8)),
+        SoftLikelihood(logits_of(2, 3), prediction_weight=0.0, top_k=4, uncut=(7, 8)),
         SoftLikelihood(logits_of(2, 3), (4, 5, 6), fluency_weight=0.0),
         SoftLikelihood(logits_of(1, 2), (4,), 0.4, 0.6, 1.0, 5),
     ],
@@ -103,7 +108,7 @@ async def test_the_fluency_is_greatest_where_the_logits_are_the_models(model: En
     model.release(seq)
 
 
-async def test_chains_are_read_as_each_alone(model: EngineModel) -> None:
+async def test_chains_are_read_as_each_alone(model: EngineModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seq, logits = owner(), logits_of(3, 4)
     together = await model.do(seq, SoftLikelihood(logits, (2, 3)))
     for chain in range(3):
@@ -111,23 +116,97 @@ async def test_chains_are_read_as_each_alone(model: EngineModel) -> None:
         assert torch.allclose(alone.gradient[0], together.gradient[chain], atol=1e-4)
         assert alone.prediction.item() == pytest.approx(together.prediction[chain].item(), abs=1e-3)
     assert seq.meter.models["m"].forwards == 4
+    monkeypatch.setattr(soft_likelihood, "MOST_AT_ONCE", 22)  # of 11 tokens each: two chains, then the third
+    parted = await model.do(seq, SoftLikelihood(logits, (2, 3)))
+    assert seq.meter.models["m"].forwards == 6
+    for name in ("fluency", "prediction", "gradient"):
+        assert torch.allclose(getattr(parted, name), getattr(together, name), atol=1e-4), name
+    assert seq.meter.models["m"].draft_tokens == (3 + 3 + 3) * 11
     model.release(seq)
 
 
-async def test_the_weights_are_read_once_and_freed_with_their_last_sequence(
+async def test_weights_are_read_once_for_requests_that_follow_each_other(
     model: EngineModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads: list[int] = []
-    real = soft_likelihood._load
-    monkeypatch.setattr(soft_likelihood, "_load", lambda served: (loads.append(1), real(served))[1])
-    first, second = owner(), owner(1, 2)
-    for seq in (first, second, first):
-        await model.do(seq, SoftLikelihood(logits_of(1, 1)))
+    loads, real = [], soft_likelihood._load
+    monkeypatch.setattr(soft_likelihood, "_load", lambda served: (loads.append(1), real(served))[-1])
+    op = SoftLikelihood(logits_of(1, 1))
+    first, second, third = owner(), owner(1, 2), owner(3)
+    await asyncio.gather(*(model.do(seq, op) for seq in (first, second, first)))
+    for seq in (first, second):
+        model.release(seq)
+    await model.do(third, op)
     assert len(loads) == 1
+    reader = weakref.ref(model.soft_readers.reader)
+    assert limits._claims[reader()] == {"cpu": 4 * model.num_parameters}
+    model.release(third)
+    model.soft_readers._expire()  # the time is over
+    assert model.soft_readers.reader is None
+    gc.collect()  # of what the test asked at once
+    await until(lambda: reader() is None)  # the thread lets go of its work
+    await model.do(first, op)
+    assert len(loads) == 2
+    model.soft_readers._expire()
+    assert model.soft_readers.reader is not None  # it has a user
     model.release(first)
-    await model.do(second, SoftLikelihood(logits_of(1, 1)))
+
+
+async def test_cancelled_requests_do_not_read_the_weights_at_once_each(
+    model: EngineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, go_on, real = [], threading.Event(), soft_likelihood._load
+    monkeypatch.setattr(soft_likelihood, "_load", lambda served: (loads.append(1), go_on.wait(60), real(served))[-1])
+    for _ in range(3):
+        given_up = owner()
+        asked = asyncio.create_task(model.do(given_up, SoftLikelihood(logits_of(1, 1))))
+        await until(lambda: bool(loads))
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        model.release(given_up)
+    last = owner()
+    asked = asyncio.create_task(model.do(last, SoftLikelihood(logits_of(1, 1))))
+    go_on.set()
+    assert (await asked).gradient.shape == (1, 1, VOCAB)
     assert len(loads) == 1
-    model.release(second)
+    model.release(last)
+
+
+async def test_a_load_that_failed_is_tried_again(model: EngineModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seq, op = owner(), SoftLikelihood(logits_of(1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(soft_likelihood, "read_model", lambda *given, **options: 1 / 0)
+        with pytest.raises(TurnoutError, match="cannot be read: ZeroDivisionError"):
+            await model.do(seq, op)
+        assert model.soft_readers.reader is None
+    await model.do(seq, op)
+    model.release(seq)
+
+
+async def test_a_closed_model_keeps_no_weights(model: EngineModel) -> None:
+    seq = owner()
+    await model.do(seq, SoftLikelihood(logits_of(1, 1)))
+    model.release(seq)
+    model.soft_readers.close()
+    assert model.soft_readers.reader is None
+
+
+async def test_gradients_for_which_there_is_no_memory_are_refused(
+    model: EngineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention keeps a square of numbers for the way back: 4 * 2 layers * 2 * 4 heads * 9**2 numbers, and more."""
+    seq, op = owner(), SoftLikelihood(logits_of(2, 4))
+    await model.do(seq, op)
+    reader = model.soft_readers.reader
+    assert reader is not None
+    needed = reader.bytes_needed(9, op)
+    layers = 2 * (12 * 64 + 4 * 128 + 2 * 4 * 9)
+    assert needed == 4 * 2 * (9 * (layers + 3 * VOCAB) + 10 * 4 * VOCAB)
+    monkeypatch.setattr(soft_likelihood, "available_memory", lambda device: needed - 1)
+    with pytest.raises(TurnoutError, match="no memory for gradients through 2 times 9 tokens") as refused:
+        await model.do(seq, op)
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    model.release(seq)
 
 
 async def test_what_cannot_be_differentiated_is_refused_by_name(
