@@ -29,7 +29,8 @@ from turnout.types import Segment, Token
 FIELD = "method.params"
 # The standard deviation of the noise, as a factor of `noise`, until a share of the steps (the authors' code).
 SCHEDULE = ((0.025, 1.0), (0.25, 0.5), (0.5, 0.1), (0.75, 0.05), (1.0, 0.01))
-MOST_LOGITS = 1 << 26
+MOST_LOGITS = 1 << 24
+MOST_READ = 1 << 24  # tokens, of all chains and steps
 CPU = torch.device("cpu")
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
@@ -62,7 +63,7 @@ class ColdParams(MethodParams):
         int, Field(ge=1, le=1000, description="of the model's tokens at each place; keywords are added")
     ] = 5
     temperature: Annotated[
-        FiniteFloat, Field(gt=0.0, le=10.0, description="of the mixtures of embeddings that the model reads")
+        FiniteFloat, Field(ge=1e-6, le=10.0, description="of the mixtures of embeddings that the model reads")
     ] = 0.001
     right_to_left: Annotated[
         str, Field(pattern=r"^([a-z][a-z0-9_]*)?$", max_length=64, description="role of a right-to-left model, if any")
@@ -98,7 +99,8 @@ async def cold(request: Request, models: ModelPool, params: ColdParams) -> Async
     right, is the best by Y among the model's `top_k` and the keywords' tokens. Of all chains the one with most keywords
     is taken, among these the most probable. The model then ends the sentence. No law is kept.
     Gradients need the weights: models in this process or in actors, not split, not kept as integers; they are held in
-    float32 once more meanwhile. Structures, thinking and a least length are answered by plain decoding.
+    float32 once more meanwhile, and for a minute afterwards. Structures, thinking and a least length are answered by
+    plain decoding.
     """
     model, seq = models.by_role(params.model), request.sequence
     if why := _unsupported(seq):
@@ -112,7 +114,8 @@ async def cold(request: Request, models: ModelPool, params: ColdParams) -> Async
     covered = targets.covered(best)
     measured = {"cold_energy": energy, "cold_keywords": float(covered), "cold_steps": float(params.steps)}
     request.extra.setdefault(MEASURES, {}).update(measured)
-    yield Segment(seq.extend(await tokens_written(model, seq, best), models.sizes), "max_tokens")
+    if best:
+        yield Segment(seq.extend(await tokens_written(model, seq, best), models.sizes), "max_tokens")
     if seq.finished:
         return
     if params.separators:
@@ -162,7 +165,8 @@ class Targets:
 
         Raises:
             TurnoutError: INVALID_ARGUMENT: a keyword is not in the vocabulary, or the keywords are longer than the
-                text; OUT_OF_RANGE: all of it does not fit the context, or there are too many logits.
+                text; OUT_OF_RANGE: all of it does not fit the context, there are too many logits, or all steps read
+                too many tokens.
         """
         length = min(params.length, seq.num_remaining)
         words = tuple(word.strip() for word in params.keywords)
@@ -176,8 +180,12 @@ class Targets:
         if needed > model.max_length:
             name = "right_context" if after else "length"
             raise out_of_range(f"{FIELD}.{name}", f"{needed} tokens with the prompt; at most {model.max_length}")
-        if (numbers := params.chains * length * model.vocab_size) > MOST_LOGITS:
-            raise out_of_range(f"{FIELD}.chains", f"{numbers} logits of all chains; at most {MOST_LOGITS}")
+        chains = seq.sampling.n * params.chains  # answers are found at the same time
+        if (numbers := chains * length * model.vocab_size) > MOST_LOGITS:
+            raise out_of_range(f"{FIELD}.chains", f"{numbers} logits of {chains} chains; at most {MOST_LOGITS}")
+        if (read := (params.steps + 1) * chains * needed) > MOST_READ:
+            said = f"read {read} tokens, {needed} of each of {chains} chains; at most {MOST_READ}"
+            raise out_of_range(f"{FIELD}.steps", said)
         sizes = range(min(2, params.longest_ngram), params.longest_ngram + 1)
         common = ((params.similarity_weight, ngrams(after, (1,))), (1.0, ngrams(other, sizes)))
         return cls(codec, length, words, forms, after, common)
@@ -233,7 +241,7 @@ class Program:
         self.params = params
 
     async def best(self) -> tuple[tuple[int, ...], float]:
-        """Return the tokens of the best chain, and its energy at the end."""
+        """Return the tokens of the best chain, none where there can be none, and its energy at the end."""
         if self.params.right_to_left:
             model, targets = self._models.by_role(self.params.right_to_left), self.targets
             begin = targets.after[::-1] or targets.codec.encode("") or [min(self.seq.end_ids, default=0)]
@@ -245,6 +253,10 @@ class Program:
     async def _best(self) -> tuple[tuple[int, ...], float]:
         logits, energies = await self.dynamics(await self.initial())
         texts = [await self.discretised(each) for each in logits]
+        begun = [chain for chain, text in enumerate(texts) if text]
+        if not begun:  # the model may only end its answer
+            return (), float(energies[0])
+        texts, energies = [texts[chain] for chain in begun], energies[begun]
         scores = await self.model.score(self.seq, [(*text, *self.targets.after) for text in texts])
         ranks = [
             (self.targets.covered(text), score.total / len(score.token_logprobs))
@@ -262,7 +274,7 @@ class Program:
             assert row.logits is not None
             rows.append(row.logits.to(CPU, torch.float32, copy=True))
             path += (int(rows[-1].argmax()),)
-        return torch.stack(rows).expand(self.params.chains, -1, -1).clone()
+        return await asyncio.to_thread(lambda: torch.stack(rows).expand(self.params.chains, -1, -1).clone())
 
     async def dynamics(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Take all steps; returns the logits, and their energies [chains]."""
@@ -277,16 +289,23 @@ class Program:
         weight, after = self.params.constraint_weight, self.targets.after
         forward = (self.params.forward_share if self.back else 1.0) * (1.0 - weight)
         predicted = weight if after else 0.0
-        scores = await self._read(self.model, self.seq, logits, after, forward, predicted)
-        matched, gradient = await asyncio.to_thread(self._matched, logits)
-        total = forward * scores.fluency + predicted * scores.prediction + weight * matched
-        gradient = scores.gradient + weight * gradient
+        behind: SoftScores | None = None
+        ahead = await self._read(self.model, self.seq, logits, after, forward, predicted)
         if self.back is not None:
             model, seq = self.back
-            backward = 1.0 - weight - forward
-            scores = await self._read(model, seq, logits.flip(1), (), backward, 0.0)
-            total, gradient = total + backward * scores.fluency, gradient + scores.gradient.flip(1)
-        return -total, -gradient
+            turned = await asyncio.to_thread(logits.flip, 1)
+            behind = await self._read(model, seq, turned, (), 1.0 - weight - forward, 0.0)
+
+        def summed() -> tuple[torch.Tensor, torch.Tensor]:
+            matched, gradient = self._matched(logits)
+            total = forward * ahead.fluency + predicted * ahead.prediction + weight * matched
+            gradient.mul_(weight).add_(ahead.gradient)
+            if behind is not None:
+                total += (1.0 - weight - forward) * behind.fluency
+                gradient += behind.gradient.flip(1)
+            return -total, gradient.neg_()
+
+        return await asyncio.to_thread(summed)
 
     async def _read(
         self, model: Model, seq: Sequence, logits: torch.Tensor, after: NGram, fluency: float, prediction: float

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.noise import Purpose, derive_seed, gumbel, noise_key, noise_keys, seed_keys, uniform
+from decoding.noise import Purpose, derive_seed, gumbel, noise_key, noise_keys, normal, seed_keys, uniform
 from decoding.verifiers import rejection, spectr
 from tests.decoding import many_runs
 
@@ -112,3 +112,10 @@ def test_keys_of_many_rows_are_those_of_each() -> None:
     for purpose in Purpose:
         keys = noise_keys(seed_keys(seeds), positions, purpose)
         assert keys.tolist() == [noise_key(s, p, purpose) for s, p in zip(seeds, positions.tolist(), strict=True)]
+
+
+def test_normal_noise_has_the_shares_of_the_normal_distribution() -> None:
+    drawn = normal([noise_key(1, step, Purpose.LANGEVIN) for step in range(50)], 2000, torch.device("cpu"))
+    assert drawn.mean().abs() < 0.02
+    assert drawn.std().item() == pytest.approx(1.0, abs=0.02)
+    assert (drawn.abs() < 1.0).float().mean().item() == pytest.approx(0.6827, abs=0.01)
