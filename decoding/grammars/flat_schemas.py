@@ -87,6 +87,8 @@ class FlatSchema:
         self._count = 0
         self._choose_draft(schema)
         self._check(schema)
+        rules = self._specification, not self._is_old
+        self._evaluation = Evaluation(self._found, self._key, self._spend, *rules)
         resolver = _resolver(schema, self._specification, field)
         root_key = self._key(schema, resolver)
         self.root = self._flat(schema, resolver)
@@ -140,9 +142,7 @@ class FlatSchema:
         """A schema, with `resolver` for what stands directly in it."""
         if isinstance(node, bool):
             return node
-        self._count += 1
-        if self._count > MOST_SCHEMAS:
-            raise invalid(self._field, f"is too large: more than {MOST_SCHEMAS} schemas, with those referred to")
+        self._spend(1)
         path, made, stood = self._paths[id(node)], dict[str, Any](), dict[Path, str]()
         for key, value in self._standing(node).items():
             if key in REFERENCES:
@@ -174,7 +174,7 @@ class FlatSchema:
     def _referred(self, key: str, node: dict[str, Any], resolver: Resolver[Any], is_second: bool) -> dict[str, Any]:
         """Translate a reference; `is_second`: another one stands in the same schema."""
         path = (*self._paths[id(node)], key)
-        found = self._found(key, node[key], resolver, path)
+        found = self._found(key, node, resolver)
         if isinstance(found.contents, bool):
             return {"allOf": [found.contents]}
         if self._unroll and self._is_mixed(node):
@@ -212,17 +212,18 @@ class FlatSchema:
         path = (*self._paths[id(node)], key)
         if self._specification not in SINCE_2019:
             raise self._refusal(path, "is not supported before draft 2019-09")
-
-        def follow(key: str, node: dict[str, Any], resolver: Resolver[Any]) -> tuple[Any, Resolver[Any]]:
-            found = self._found(key, node[key], resolver, (*self._paths[id(node)], key))
-            return found.contents, found.resolver
-
-        seen = Evaluation(follow, self._specification, not self._is_old).of(node, resolver, without=key)
+        seen = self._evaluation.of(node, resolver, without=key)
         if seen is None:
             raise self._refusal(path, "is supported where what else is evaluated does not depend on the value")
         part = closed(key, seen, made, lambda: self._inner(node[key], resolver))
         stood |= {(each,): self._place(path) for each in part if each not in made}
         made |= part
+
+    def _spend(self, count: int) -> None:
+        """Count schemas, and what is written for keywords of `UNEVALUATED`."""
+        self._count += count
+        if self._count > MOST_SCHEMAS:
+            raise invalid(self._field, f"is too large: more than {MOST_SCHEMAS} schemas, with those referred to")
 
     def _inner(self, node: Any, resolver: Resolver[Any]) -> Any:
         if not isinstance(node, dict):
@@ -239,8 +240,9 @@ class FlatSchema:
         references = len(REFERENCES & node.keys())
         return references > 0 and references + sum(_says(key, value, node) for key, value in node.items()) > 1
 
-    def _found(self, key: str, reference: str, resolver: Resolver[Any], path: Path) -> Resolved[Any]:
+    def _found(self, key: str, node: dict[str, Any], resolver: Resolver[Any]) -> Resolved[Any]:
         """Return the target of a reference."""
+        path, reference = (*self._paths[id(node)], key), node[key]
         if key == "$recursiveRef" and reference != "#":
             raise self._refusal(path, f"must be #{_shown(reference)}")
         try:

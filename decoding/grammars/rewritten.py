@@ -9,7 +9,18 @@ from typing import Any
 from referencing import Specification
 from referencing.jsonschema import DRAFT201909, DRAFT202012
 
-from decoding.grammars.keywords import FOLLOWED, REFERENCES, UNSUPPORTED, Path, allows_everything, placed
+from decoding.grammars.keywords import (
+    ALLOWED,
+    FOLLOWED,
+    LARGEST_COUNT,
+    REFERENCES,
+    UNSUPPORTED,
+    Path,
+    allows_everything,
+    placed,
+    says_nothing,
+    subschemas,
+)
 
 DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
 UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
@@ -17,7 +28,7 @@ SINCE_2019 = (DRAFT201909, DRAFT202012)  # with `minContains` and the unevaluate
 MOST_DEPENDENCIES = 6  # of one schema: each doubles what the library makes of it
 CONDITIONAL = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies")  # hold for some values alone
 
-Follow = Callable[[str, dict[str, Any], Any], tuple[Any, Any]]
+Follow = Callable[[str, dict[str, Any], Any], Any]  # returns `Resolved` of the library referencing
 
 
 def rewritten(
@@ -49,9 +60,36 @@ def rewritten(
     if key == "propertyNames":
         names = names_only(value, place())
         words = "is supported with enum, const, a pattern, or minLength and maxLength"
-        return words if names is None else {"allOf": [names]}
+        return words if names is None else {"allOf": [names]} if names else {}
     has_none = node.get("minContains") == 0 and "maxContains" not in node
     return {} if key in ("contains", "minContains") and is_new and has_none else "is not supported"
+
+
+def is_followed(key: str, value: Any, node: dict[str, Any], is_new: bool) -> bool:
+    """Return whether a keyword of `UNSUPPORTED` is followed, as far as what stands next to it says so.
+
+    Args:
+        key: which.
+        value: anything.
+        node: the schema it stands in, of which nothing is known.
+        is_new: draft 2019-09 or later.
+    """
+    values = [(key, value), *(value.items() if key == "propertyNames" and isinstance(value, dict) else ())]
+    if not all(ALLOWED[each].hold(given) for each, given in values if each in ALLOWED):
+        return False
+    if says_nothing(key, value, node):
+        return True
+    if key in UNEVALUATED:
+        return is_new and node.keys().isdisjoint({"allOf", "contains", *CONDITIONAL, *REFERENCES})
+    if key == "propertyNames" and node.get("patternProperties"):
+        return False  # two patterns may fit one name
+    return not isinstance(rewritten(key, value, node, lambda _: True, lambda *_: "", is_new), str)
+
+
+def is_since_2019(schema: Any) -> bool:
+    """Return whether a whole schema is of draft 2019-09 or later."""
+    says = isinstance(schema, dict) and isinstance(schema.get("$schema"), str)
+    return not says or DRAFT202012.detect(schema) in SINCE_2019
 
 
 def dependent(value: dict[str, Any], inner: Callable[[Any], Any], place: Callable[[str], str]) -> list[Any]:
@@ -79,6 +117,8 @@ def dependent(value: dict[str, Any], inner: Callable[[Any], Any], place: Callabl
 def names_only(value: Any, place: str) -> dict[str, Any] | None:
     """A schema that means `propertyNames`; None where it is not a list of names, one pattern or bounds of the length.
 
+    It is empty where any name fits.
+
     Args:
         value: the schema of names.
         place: what it is called in messages.
@@ -86,14 +126,17 @@ def names_only(value: Any, place: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("type", "string") != "string":
         return None
     said = value.keys() & (FOLLOWED | REFERENCES | UNSUPPORTED.keys()) - {"type"}
+    if not said:
+        return {}
     if said <= {"const", "enum"} and len(said) == 1:
         listed = value["enum"] if "enum" in value else [value["const"]]
         names = {each: True for each in listed if isinstance(each, str)}
         return called(place, {"properties": names, "additionalProperties": False})
     if said == {"pattern"}:
         pattern = value["pattern"]
-    elif said and said <= {"maxLength", "minLength"}:
-        least, most = int(value.get("minLength", 0)), int(value["maxLength"]) if "maxLength" in value else None
+    elif said <= {"maxLength", "minLength"}:
+        least = int(value.get("minLength", 0))
+        most = min(int(value["maxLength"]), LARGEST_COUNT) if "maxLength" in value else None
         if most is not None and most < least:
             return called(place, {"additionalProperties": False})
         pattern = f"^[\\s\\S]{{{least},{'' if most is None else most}}}$"
@@ -102,7 +145,7 @@ def names_only(value: Any, place: str) -> dict[str, Any] | None:
     return called(place, {"patternProperties": {pattern: True}, "additionalProperties": False})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evaluated:
     """Properties and items that a schema says something of, whatever the value is.
 
@@ -121,32 +164,46 @@ class Evaluated:
     all_items: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.names or self.patterns or self.all_names or self.first or self.all_items)
+        return bool(self.size or self.all_names or self.all_items)
 
-    def __or__(self, other: Evaluated) -> Evaluated:
-        return Evaluated(
-            self.names | other.names,
-            self.patterns | other.patterns,
-            self.all_names or other.all_names,
-            max(self.first, other.first),
-            self.all_items or other.all_items,
-        )
+    @property
+    def size(self) -> int:
+        """How many names, patterns and first items there are."""
+        return len(self.names) + len(self.patterns) + self.first
+
+    def add(self, other: Evaluated) -> None:
+        """Join another one to this one."""
+        self.names |= other.names
+        self.patterns |= other.patterns
+        self.all_names |= other.all_names
+        self.first = max(self.first, other.first)
+        self.all_items |= other.all_items
 
 
 class Evaluation:
     """Finds what schemas evaluate, through `allOf` and references.
 
     Args:
-        follow: keyword of a reference, the schema it stands in and that one's resolver -> target, and its resolver.
+        follow: keyword of a reference, the schema it stands in and that one's resolver -> its target.
+        identify: schema and resolver -> what tells them from others.
+        spend: counts work, in schemas and names; raises where there is too much.
         specification: the draft.
         has_prefixes: whether `prefixItems` counts, as in 2020-12.
     """
 
-    def __init__(self, follow: Follow, specification: Specification[Any], has_prefixes: bool) -> None:
-        self._follow, self._specification, self._has_prefixes = follow, specification, has_prefixes
-        self._inside: list[int] = []
+    def __init__(
+        self,
+        follow: Follow,
+        identify: Callable[[Any, Any], Any],
+        spend: Callable[[int], None],
+        specification: Specification[Any],
+        has_prefixes: bool,
+    ) -> None:
+        self._follow, self._identify, self._spend = follow, identify, spend
+        self._specification, self._has_prefixes = specification, has_prefixes
+        self._known: dict[Any, list[tuple[bool, Any, Any]]] = {}  # looking up is slow
 
-    def of(self, node: Any, resolver: Any, without: str = "") -> Evaluated | None:
+    def of(self, node: dict[str, Any], resolver: Any, without: str) -> Evaluated | None:
         """What a schema evaluates; None where that depends on the value.
 
         Args:
@@ -154,21 +211,25 @@ class Evaluation:
             resolver: for what stands directly in it.
             without: a keyword that does not count.
         """
-        if not isinstance(node, dict):
-            return Evaluated()
-        if id(node) in self._inside:
-            return None
-        self._inside.append(id(node))
-        try:
-            found = self._own(node, without)
-            for is_always, child, inner in self._applied(node, resolver):
-                part = self.of(child, inner)
-                if part is None or (part and not is_always):
-                    return None
-                found = found | part
-            return None if "contains" in node else found
-        finally:
-            self._inside.pop()
+        found, seen = Evaluated(), set[Any]()
+        always, sometimes = list[tuple[Any, Any]]([(node, resolver)]), list[tuple[Any, Any]]()
+        while always or sometimes:
+            is_always = bool(always)
+            part, inside = (always or sometimes).pop()
+            if not isinstance(part, dict) or (known := self._identify(part, inside)) in seen:
+                continue
+            own = self._own(part, "" if seen else without)
+            self._spend(1 + own.size)
+            if "contains" in part or (own and not is_always):
+                return None
+            seen.add(known)
+            found.add(own)
+            if known not in self._known:
+                self._known[known] = list(self._applied(part, inside))
+            for holds, child, inner in self._known[known]:
+                (always if is_always and holds else sometimes).append((child, inner))
+        self._spend(found.size)
+        return found
 
     def _own(self, node: dict[str, Any], without: str) -> Evaluated:
         said = node.keys() - {without}
@@ -185,15 +246,12 @@ class Evaluation:
     def _applied(self, node: dict[str, Any], resolver: Any) -> Iterator[tuple[bool, Any, Any]]:
         """Schemas that apply to the same value: whether always, the schema, its resolver."""
         for key in sorted(REFERENCES & node.keys()):
-            yield (True, *self._follow(key, node, resolver))
+            target = self._follow(key, node, resolver)
+            yield True, target.contents, target.resolver
         for each in node.get("allOf", ()):
             yield True, each, entered(each, resolver, self._specification)
         for key in CONDITIONAL:
-            value = node.get(key, ())
-            inner = (
-                value.values() if key in DEPENDENT and value else value if isinstance(value, list | tuple) else [value]
-            )
-            for each in inner:
+            for _, each in subschemas(key, node[key]) if key in node else ():
                 yield False, each, entered(each, resolver, self._specification)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from decoding.grammars.flat_schemas import FlatSchema
 from tests.constrained import byte_compiler, fits
 from tests.decoding.test_json_schemas import judge
 from tests.decoding.test_schema_refusals import refused
+from turnout.errors import TurnoutError
 from turnout.structure import Structure
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -65,6 +67,15 @@ CLOSED: dict[str, tuple[dict[str, Any], list[Any]]] = {
         {"properties": {"a": {"$ref": "#"}}, "unevaluatedProperties": False},
         [{}, {"a": {}}, {"a": {"a": {}}}, {"b": {}}, {"a": {"b": {}}}],
     ),
+    "of one schema, twice": (
+        {
+            "allOf": [{"$ref": "#/$defs/base"}],
+            "anyOf": [{"$ref": "#/$defs/base"}, {"type": "integer"}],
+            "unevaluatedProperties": False,
+            "$defs": {"base": BASE},
+        },
+        OBJECTS,
+    ),
     "items, alone": ({"unevaluatedItems": False}, ARRAYS),
     "items, of a schema": ({"prefixItems": [TEXT], "unevaluatedItems": {"type": "integer"}}, ARRAYS),
     "items, next to items": ({"items": TEXT, "unevaluatedItems": False}, ARRAYS),
@@ -115,6 +126,8 @@ NAMES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "at most so long": ({"propertyNames": {"maxLength": 1}, "additionalProperties": {"type": "integer"}}, LETTERS),
     "no length": ({"propertyNames": {"minLength": 2, "maxLength": 1}}, LETTERS),
     "a list": ({"propertyNames": {"enum": ["a", "ab", 3]}}, LETTERS),
+    "any": ({"propertyNames": {"type": "string"}, "minProperties": 1}, LETTERS),
+    "of any length": ({"propertyNames": {"maxLength": 10**30}, "required": ["a"]}, LETTERS),
     "one": ({"propertyNames": {"const": "a"}, "type": "object"}, LETTERS),
 }
 ALL = {**CLOSED, **DEPENDENT, **NAMES}
@@ -173,3 +186,21 @@ def test_what_cannot_be_written_otherwise_is_refused(schema: dict[str, Any], pla
     error = refused({"json_schema": schema})
     assert said in error.message
     assert (error.field or "").startswith(f"structure.{place}")
+
+
+def chain(count: int, times: int = 1, **others: Any) -> dict[str, Any]:
+    """A reference to the first of some definitions, each of which leads to the next one that many times."""
+    made = {str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * times, **others} for at in range(count)}
+    return {"$ref": "#/$defs/0", "$defs": {**made, str(count): BASE}, "unevaluatedProperties": False}
+
+
+@pytest.mark.parametrize("schema", [chain(400), chain(40, times=3)])
+def test_long_ways_to_what_is_evaluated_are_walked_once(schema: dict[str, Any]) -> None:
+    made = FlatSchema(schema, "structure").whole
+    assert made["additionalProperties"] is False
+    assert made["properties"].keys() == {"a"}
+
+
+def test_more_ways_than_can_be_walked_are_refused() -> None:
+    with pytest.raises(TurnoutError, match="structure: is too large"):
+        FlatSchema(chain(300, unevaluatedProperties=False), "structure")
