@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from decoding.grammars.keywords import FORMATS, NAMED, SCHEMA, SCHEMAS, UNSUPPORTED
+from decoding.grammars.rewritten import is_followed, is_since_2019
 from deployments.extra_fields import CallFields
 from deployments.faults import respell, spelled
 from deployments.messages.bodies import (
@@ -139,19 +140,25 @@ def _showing(call: GenerateCall, schemas: Mapping[str, str]) -> GenerateCall:
 
 
 def relaxed(schema: Any) -> Any:
-    """Return a JSON schema without the keywords that no structure can follow: agents' tools are full of them."""
+    """Return a JSON schema without the keywords that structures do not follow: agents' tools are full of them."""
+    return _relaxed(schema, is_since_2019(schema))
+
+
+def _relaxed(schema: Any, is_new: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = {}
     for key, value in schema.items():
-        if (key in UNSUPPORTED and value != UNSUPPORTED[key]) or (key == "format" and value not in FORMATS):
+        if key in UNSUPPORTED and not is_followed(key, value, schema, is_new):
             continue
-        if key in SCHEMA or (key == "items" and not isinstance(value, list)):
-            value = relaxed(value)
-        elif key in SCHEMAS and isinstance(value, list):
-            value = [relaxed(each) for each in value]
-        elif key in NAMED and isinstance(value, dict):
-            value = {name: relaxed(each) for name, each in value.items()}
+        if key == "format" and value not in FORMATS:
+            continue
+        if key in SCHEMA and not isinstance(value, list):
+            value = _relaxed(value, is_new)
+        elif (key in SCHEMAS or key == "items") and isinstance(value, list):
+            value = [_relaxed(each, is_new) for each in value]
+        elif key in (*NAMED, "dependencies") and isinstance(value, dict):
+            value = {name: _relaxed(each, is_new) for name, each in value.items()}
         made[key] = value
     return made
 

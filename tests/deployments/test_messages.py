@@ -85,7 +85,7 @@ def test_a_body_with_everything_becomes_a_call() -> None:
 
 def test_keywords_of_tools_that_cannot_be_followed_are_shown_and_not_followed() -> None:
     text_only = {"type": "string", "format": "cron"}
-    names = {"type": "object", "propertyNames": {"pattern": "a"}, "properties": {"not": text_only, "propertyNames": {}}}
+    names = {"type": "object", "propertyNames": text_only, "properties": {"not": text_only, "propertyNames": {}}}
     schema = {"type": "object", "properties": {"a": names, "b": {"anyOf": [{"not": {}}, {"items": text_only}]}}}
     call = call_of(tools=[{"name": "f", "input_schema": schema}])
     assert json.loads(call.tools[0].parameters) == schema
@@ -98,6 +98,43 @@ def test_keywords_of_tools_that_cannot_be_followed_are_shown_and_not_followed() 
     }
     with pytest.raises(TurnoutError, match=r"tools\.0\.input_schema\.properties\.b\..*format"):
         call_of(tools=[{"name": "f", "input_schema": schema, "strict": True}])
+
+
+NOT = {"not": {"const": 1}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        ({"propertyNames": {"pattern": "a"}}, None),
+        ({"propertyNames": {"pattern": "a"}, "patternProperties": {"b": {}}}, {"patternProperties": {"b": {}}}),
+        ({"propertyNames": {"enum": 1}}, {}),
+        ({"propertyNames": {"minLength": "1"}}, {}),
+        (
+            {"properties": {"a": NOT}, "unevaluatedProperties": False},
+            {"properties": {"a": {}}, "unevaluatedProperties": False},
+        ),
+        ({"$ref": "#/$defs/a", "unevaluatedProperties": False}, {"$ref": "#/$defs/a"}),
+        ({"allOf": 1, "unevaluatedItems": False}, {"allOf": 1}),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "unevaluatedItems": False},
+            {"$schema": "http://json-schema.org/draft-07/schema#"},
+        ),
+        ({"dependentRequired": {"a": ["b"]}}, None),
+        ({"dependentRequired": {"a": "b"}}, {}),
+        (
+            {"dependencies": {"a": ["b"], "b": {"properties": {"c": NOT}}}},
+            {"dependencies": {"a": ["b"], "b": {"properties": {"c": {}}}}},
+        ),
+        ({"contains": {}, "minContains": 0}, None),
+        ({"contains": {}, "minContains": 1, "uniqueItems": True}, {}),
+        ({"uniqueItems": False, "not": False, "if": True}, None),
+        ({"items": [NOT, True]}, {"items": [{}, True]}),
+    ],
+)
+def test_keywords_of_tools_that_are_followed_stay(schema: dict[str, Any], kept: dict[str, Any] | None) -> None:
+    assert relaxed(schema) == (schema if kept is None else kept)
+    assert relaxed({"properties": {"a": {"anyOf": [True, {"$schema": 1, **schema}]}}})
 
 
 def test_calls_and_their_results_come_back() -> None:
