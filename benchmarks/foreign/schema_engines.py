@@ -2,9 +2,10 @@
 
 `python schema_engines.py ENGINE FILE FIRST`: reads `tokenizer` (definition, as JSON of the tokenizers library), `words`
 (hexadecimal bytes by token), `end`, `form` (blanks, as llguidance calls them), `longest` (tokens of a drawn text) and
-`schemas` from the file: each has `schema`, `instances` (tokens of texts) and `seeds`. For each schema from FIRST on it
-writes a line of JSON: why it is `refused`, or microseconds of CPU to `compile`, of each `masks`, which of the instances
-were `taken` as whole texts, and `drawn`: tokens that a random walk along the masks chose, null where it did not end.
+`schemas` from the file: each has `schema`, `instances` (tokens of texts) and `seeds`. It writes `ready` once the engine
+is made, and for each schema from FIRST on a line of JSON: why it is `refused`, or microseconds of CPU to `compile`, of
+each `masks`, which of the instances were `taken` as whole texts, and `drawn`: tokens that a random walk along the masks
+chose, null where it did not end.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Ours:
 
 
 class XGrammar:
-    """xgrammar, in the strict mode or in the one that allows what a schema does not mention, as JSON Schema says."""
+    """xgrammar, in the mode that allows what a schema does not mention, as JSON Schema says."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         import xgrammar
@@ -152,13 +153,15 @@ def takes(engine: Any, tokens: list[int], end: int, times: list[float]) -> bool:
 def walk(engine: Any, words: list[bytes], end: int, longest: int, seed: int) -> list[int] | None:
     """Return a text drawn from the masks, each token alike but for those that close something; None: it did not end."""
     draw, found = random.Random(seed), list[int]()
+    closes = {token for token, word in enumerate(words) if token == end or CLOSING.intersection(word)}
     engine.begin()
     while len(found) < longest:
         mask = engine.mask()
-        allowed = [token for token in range(len(words)) if allows(mask, token)]
+        bits = b"" if mask is None else mask
+        allowed = [token for token in range(min(len(words), 8 * len(bits))) if bits[token >> 3] >> (token & 7) & 1]
         if not allowed:
             return None
-        closing = [token for token in allowed if token == end or CLOSING.intersection(words[token])]
+        closing = [token for token in allowed if token in closes]
         token = draw.choice(closing if closing and draw.random() < LIKELY else allowed)
         if token == end:
             return found
@@ -188,6 +191,8 @@ def main(name: str, path: Path, first: int) -> None:
     """Judge schema after schema."""
     given = json.loads(path.read_text(encoding="utf-8"))
     engine = ENGINES[name](given)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     for each in given["schemas"][first:]:
         sys.stdout.write(json.dumps(judged(engine, each, given)) + "\n")
         sys.stdout.flush()

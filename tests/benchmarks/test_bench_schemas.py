@@ -120,7 +120,7 @@ def program(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_schema_that_takes_too_long_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "import threading\nthreading.Event().wait()\n", monkeypatch)
+    program(tmp_path, "import threading\nprint('ready', flush=True)\nthreading.Event().wait()\n", monkeypatch)
     lines = list(lines_of(Path(sys.executable), "ours", tmp_path, 2, limit_s=0.05))
     assert lines == [{"refused": LATE}] * 2
     tally = Tally()
