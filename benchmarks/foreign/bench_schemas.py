@@ -274,7 +274,7 @@ def measure(options: argparse.Namespace) -> Report:
             note(engine)
             results[engine] = judge(cases, list(lines_of(python, engine, given, len(cases), options.limit)), tokenizer)
     versions = {name: version_of(options.python, PACKAGES[name]) for name in results if PACKAGES[name]}
-    return page(results, missing, versions, tokenizer.vocab_size, machine, options.limit)
+    return page(results, missing, versions, tokenizer.vocab_size, machine, options.limit, options.every)
 
 
 def _has(python: Path, package: str) -> bool:
@@ -292,12 +292,14 @@ def page(
     size: int,
     machine: dict[str, str],
     limit_s: float = LIMIT_S,
+    every: int = 1,
 ) -> Report:
     """The report."""
+    part = "" if every == 1 else f", one schema of every {every}"
     report = Report(
         "JSON schemas: coverage, compliance, overhead",
-        f"`make bench-schemas`; the JSON Schema Test Suite ({DRAFT}, what it requires), {size:,} tokens. Declared:"
-        " compiled. Covered: and every valid instance is taken token by token, no invalid one is, and up to"
+        f"`make bench-schemas`; the JSON Schema Test Suite ({DRAFT}, what it requires{part}), {size:,} tokens."
+        " Declared: compiled. Covered: and every valid instance is taken token by token, no invalid one is, and up to"
         f" {DRAWN} texts of at most {LONGEST} tokens, drawn along the masks, are valid (the others are `wrong`)."
         " Compliance: covered of declared. Instances are written in one form, listed properties first. `any_json` holds"
         f" to JSON alone. Late, and not declared: took longer than {limit_s:g} s."
