@@ -70,6 +70,14 @@ def test_products_equal_torch(
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
 
+def test_many_rows_sum_as_few_do() -> None:
+    """Many rows of bfloat16 are made float first where no instruction multiplies it; the order of sums stays."""
+    torch.manual_seed(0)
+    matrix, rows = PackedMatrix(torch.randn(70, 198).bfloat16()), torch.randn(156, 198).bfloat16()
+    together, apart = matrix(rows, wide=True), [matrix(few, wide=True) for few in rows.split(6)]
+    assert torch.equal(together, torch.cat(apart))
+
+
 def test_a_native_linear_rounds_to_its_dtype() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 33).to(torch.bfloat16)
