@@ -40,9 +40,13 @@ def test_a_stream_is_the_whole_answer_in_parts(client: Client) -> None:
     assert stream.usage.seed == whole.usage.seed == 5
 
 
+BRIEFLY: dict[str, dict[str, Any]] = {"cold": {"steps": 2, "chains": 1, "length": 4}}  # it takes minutes by default
+
+
 def test_each_method_and_member_answers(client: Client) -> None:
+    options: dict[str, Any] = {"model": "real", "max_tokens": 4, "ignore_eos": True}
     for method in client.methods():
-        result = client.generate(PROMPT, model="real", method=method.name, max_tokens=4, ignore_eos=True)
+        result = client.generate(PROMPT, method=method.name, params=BRIEFLY.get(method.name, {}), **options)
         assert result.usage.method == method.name
     alone = client.generate(PROMPT, model="real-small", max_tokens=4, ignore_eos=True)
     assert {token.source for token in alone.tokens} == {"real-small"}
