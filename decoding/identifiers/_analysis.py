@@ -114,8 +114,8 @@ def _prepare(own: list[str]) -> Wall:
     from parso import cache
 
     sys.path[:] = library
-    trees: Any = cache  # of callers' files, which would be kept on the disk and read back
-    trees._save_to_file_system = trees._load_from_file_system = _nothing
+    trees: Any = cache  # of callers' files, which would be kept on the disk and read back, and cleared once a day
+    trees._save_to_file_system = trees._load_from_file_system = trees._remove_cache_and_update_lock = _nothing
     return Wall(own)
 
 

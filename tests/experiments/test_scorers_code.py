@@ -12,7 +12,7 @@ from turnout.errors import TurnoutError
 
 
 async def test_unit_tests_run_on_the_code_in_the_answer() -> None:
-    scorer = UnitTestsScorer(UnitTestsChoice(kind="unit_tests", timeout_s=8.0))
+    scorer = UnitTestsScorer(UnitTestsChoice(kind="unit_tests", timeout_s=60.0))
     item = Item("1", "Write add.", {"tests": "assert add(2, 3) == 5"})
     good = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
     pool: object = None

@@ -26,7 +26,7 @@ from pool.sandbox import Ended, Limits, run_python, walls_here
 from turnout.errors import TurnoutError
 from turnout.pool_config import SandboxConfig
 
-QUICK = Limits(timeout_s=8.0, cpu_s=2, memory_bytes=256 << 20, file_bytes=4096, processes=2)
+QUICK = Limits(timeout_s=60.0, cpu_s=2, memory_bytes=256 << 20, file_bytes=4096, processes=2)
 LATE = Limits(timeout_s=1.0, processes=4)
 # Leaves its group, and our signals with it.
 LEAVES = """import ctypes, os, time
@@ -47,7 +47,7 @@ def all_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AllEnded:
     tmp_path.chmod(0o777)
 
     async def wait() -> None:
-        async with asyncio.timeout(20):  # what was killed may take a moment until it is gone
+        async with asyncio.timeout(60):  # what was killed may take a moment until it is gone
             while _running(own):
                 await asyncio.sleep(0.02)
 
@@ -244,7 +244,7 @@ async def test_folders_of_any_depth_are_counted_and_removed(tmp_path: Path, monk
     assert (await run_python(deep.format(1100, "a", "a"), Limits())).outcome == "passed"
     long = "a" * 200
     beyond_a_path = deep.format(25, long, long)
-    hidden = await run_python(f"{beyond_a_path}import time\ntime.sleep(60)", Limits(timeout_s=20.0))
+    hidden = await run_python(f"{beyond_a_path}import time\ntime.sleep(60)", Limits(timeout_s=60.0))
     assert (hidden.outcome, "files take more than" in hidden.reason) == ("killed", True)
     closed = "import os\nos.makedirs('a/b')\nos.chmod('a', 0)"
     assert (await run_python(closed, Limits())).outcome == "passed"
@@ -277,18 +277,18 @@ async def test_processes_and_files_have_ends() -> None:
 
 
 async def test_what_all_files_take_together_has_an_end() -> None:
-    limits = Limits(timeout_s=20.0, folder_bytes=20 << 20)
+    limits = Limits(timeout_s=60.0, folder_bytes=20 << 20)
     one = "open(str(n), 'wb').write(bytes(2**20 - 1))"
     many = f"import time\nfor n in range(200): {one}\ntime.sleep(60)"
     assert (await run_python(many, limits)).reason == f"its files take more than {20 << 20} bytes together"
     empty = "n = 0\nwhile True:\n    open(str(n), 'wb').close()\n    n += 1"
-    assert "files take more than" in (await run_python(empty, Limits(timeout_s=20.0, folder_bytes=1 << 20))).reason
+    assert "files take more than" in (await run_python(empty, Limits(timeout_s=60.0, folder_bytes=1 << 20))).reason
     few = f"import time\nfor n in range(4): {one}\ntime.sleep(0.5)"
     assert (await run_python(few, limits)).outcome == "passed"
 
 
 async def test_what_all_processes_take_together_has_an_end(all_ended: AllEnded) -> None:
-    limits = Limits(timeout_s=20.0, memory_bytes=200 << 20, processes=4)
+    limits = Limits(timeout_s=60.0, memory_bytes=200 << 20, processes=4)
     forks = "for _ in range(3):\n    if os.fork() == 0:\n        break\n"
     wide = f"import os, time\n{forks}x = bytearray(90 << 20)\ntime.sleep(60)"
     ended = await run_python(wide, limits)
