@@ -119,7 +119,7 @@ async def run_python(program: str, limits: Limits, given: Any = None, walls: Seq
         finally:
             _kill(process)
             try:
-                await process.wait()
+                await _gone(process)
             finally:
                 watch.cancel()
             [beyond] = await asyncio.gather(watch, return_exceptions=True)
@@ -200,6 +200,14 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -
             break
         said += piece
     return said
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end; the rest of what was said is dropped, for a full pipe that is not read hides the end."""
+    assert process.stdout is not None
+    while await process.stdout.read(MOST_SAID):
+        pass
+    await process.wait()
 
 
 def _judged(said: bytes, status: int, done: str) -> Ended:
