@@ -14,7 +14,7 @@ from benchmarks.answers.figures import difference, numbers, sentences, written
 from benchmarks.answers.prompts import Case, others, question
 from benchmarks.answers.trained import load, rankers
 from benchmarks.harness import Report, note, signed
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
 from decoding.aggregators.base import Aggregator, make_aggregator, make_valued
 from decoding.model import Request

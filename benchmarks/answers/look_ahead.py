@@ -10,7 +10,7 @@ from benchmarks.answers.figures import at_cost, difference, numbers, sentences, 
 from benchmarks.answers.prompts import TASKS, asked, others, question
 from benchmarks.answers.trained import POOL
 from benchmarks.harness import Report, note, signed
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import SETTINGS, Prompts, calibrate
 from experiments.stats.intervals import Floats, Interval, mean_score

@@ -10,7 +10,7 @@ from benchmarks.answers.drawing import chosen, drawn
 from benchmarks.answers.figures import difference, numbers, sentences
 from benchmarks.answers.prompts import short_questions
 from benchmarks.harness import Report, note, signed
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
 from decoding.aggregators.base import make_aggregator
 from experiments import real_model

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from benchmarks.answers import aggregators, look_ahead, real, uncertainty
 from benchmarks.harness import Report, command_line, run
-from benchmarks.real.pieces import Pieces, measure_missing, write_sections
+from benchmarks.pieces import Pieces, add_options, measure_missing, write_sections
 
 RESULT = Path("docs/results/answers.md")
 ARTIFACTS = Path(".runs/answers")
 SECTIONS = (aggregators.SECTION, uncertainty.SECTION, look_ahead.SECTION, real.SECTION)
-NAMES = tuple(name for section in SECTIONS for name in section.pieces)
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -52,8 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made = command_line(
         __doc__, RESULT, rounds=None, prompts=10, samples=4, training=48, tuning=8, probing=32, looked=5, questions=8
     )
-    made.add_argument("--piece", nargs="+", choices=NAMES, help="only these; absent: all that are not there")
-    made.add_argument("--again", action="store_true", help="measure pieces that are there too")
+    add_options(made, SECTIONS)
     made.add_argument("--prompts", type=int, default=120, help="of lists, for aggregators and doubts; absent: 120")
     made.add_argument("--samples", type=int, default=16, help="most samples of a prompt; absent: 16")
     made.add_argument("--training", type=int, default=192, help="passages that rankers are trained on; absent: 192")

@@ -11,7 +11,7 @@ from benchmarks.answers.figures import UNKNOWN, area_difference, area_interval, 
 from benchmarks.answers.prompts import Case
 from benchmarks.answers.trained import SAMPLES, doubt_readers, load
 from benchmarks.harness import Report, note, signed
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
 from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.candidates import MARK

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Report, note
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
 from experiments import hf_model, real_model
 from experiments.speculation.tasks import docstrings

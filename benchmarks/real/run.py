@@ -11,13 +11,12 @@ from pathlib import Path
 
 from benchmarks.bench_peers import PEERS_PYTHON, VLLM_PYTHON
 from benchmarks.harness import Report, command_line, run
+from benchmarks.pieces import Pieces, add_options, measure_missing, write_sections
 from benchmarks.real import equality, speculation, speed, switching
-from benchmarks.real.pieces import Pieces, measure_missing, write_sections
 from experiments import real_model
 
 RESULT = Path("docs/results/real.md")
 SECTIONS = (equality.SECTION, speed.SECTION, speculation.SECTION, switching.SECTION)
-NAMES = tuple(name for section in SECTIONS for name in section.pieces)
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -41,8 +40,7 @@ def page(pieces: Pieces, failed: dict[str, str]) -> Report:
         f"A real model: {real_model.TITLE}",
         "`make bench-real`, with the model of `make real`: 135 M parameters, converted from a GGUF file of 4-bit"
         " weights (Q4_1), which llama.cpp runs as shipped too. Every piece is a run of its own; where pieces differ in"
-        " machine"
-        " or date, the last table says so.",
+        " machine or date, the last table says so.",
     )
     write_sections(report, SECTIONS, pieces, failed)
     return report
@@ -51,8 +49,7 @@ def page(pieces: Pieces, failed: dict[str, str]) -> Report:
 def parser() -> argparse.ArgumentParser:
     """Make the options."""
     made = command_line(__doc__, RESULT, rounds=3, tokens=16, each=2)
-    made.add_argument("--piece", nargs="+", choices=NAMES, help="only these; absent: all that are not there")
-    made.add_argument("--again", action="store_true", help="measure pieces that are there too")
+    add_options(made, SECTIONS)
     made.add_argument("--tokens", type=int, default=96, help="of an answer")
     made.add_argument("--each", type=int, default=12, help="prompts of each kind of text")
     made.add_argument("--peers-python", type=Path, default=PEERS_PYTHON)

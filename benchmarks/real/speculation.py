@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import Report, Side, Turns, note, shown, take_turns
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from experiments import real_model
 from experiments.grid.contenders import contenders, lacking

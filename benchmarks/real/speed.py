@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.bench_peers import BATCHES, Bench
 from benchmarks.harness import Report, shown
 from benchmarks.peers.plan import INT4, OURS, REAL_TEXT
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from experiments.stats.intervals import spread
 
 DTYPE = "bfloat16"

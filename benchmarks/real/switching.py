@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.bench_ead import alone, sweep
 from benchmarks.harness import Report, note, signed
-from benchmarks.real.pieces import Section, Values
+from benchmarks.pieces import Section, Values
 from benchmarks.strategies import ArmResult
 from benchmarks.switching_arms import SETTINGS, Prompts
 from experiments import hf_model

@@ -16,7 +16,7 @@ from benchmarks.answers.drawing import Drawn, chosen, drawn
 from benchmarks.answers.figures import area, area_difference, area_interval, at_cost, difference, numbers, sentences
 from benchmarks.answers.prompts import TASKS, asked, others, short_questions
 from benchmarks.harness import parse
-from benchmarks.real.pieces import Pieces, Section, Values
+from benchmarks.pieces import Pieces, Section, Values
 from benchmarks.strategies import Arm
 from benchmarks.switching_arms import Prompts
 from decoding.aggregators.base import AnswerSet, Candidate, make_aggregator
@@ -192,9 +192,10 @@ async def test_a_piece_is_measured_again_only_in_another_setting(
     monkeypatch.setattr(run, "SECTIONS", tuple(map(planted, run.SECTIONS)))
     out = str(tmp_path / "answers.md")
     await run.measure(parse(run.parser(), ["--out", out]))
-    assert measured == list(run.NAMES)
+    names = [name for section in run.SECTIONS for name in section.pieces]
+    assert measured == names
     await run.measure(parse(run.parser(), ["--out", out, "--questions", "9", "--probing", "64"]))
-    assert measured[len(run.NAMES) :] == [
+    assert measured[len(names) :] == [
         "uncertainty-lists-large",
         "uncertainty-arithmetic-small",
         "real-questions",

@@ -18,9 +18,9 @@ from benchmarks.harness import Report, parse
 from benchmarks.peers.plan import GENERATE, INT4, LLAMA_CPP, LLAMA_CPP_SHIPPED, OURS, VLLM
 from benchmarks.peers.table import Comparison
 from benchmarks.peers.turns import Outcome
+from benchmarks.pieces import Pieces, Section, Values
 from benchmarks.real import run, speculation, speed
 from benchmarks.real.equality import COUNTS, LONG_CHARACTERS, TIE_NATS, compare, prompts, without_end
-from benchmarks.real.pieces import Pieces, Section, Values
 from benchmarks.real.switching import NAMES, Scores, held_out, rows, score
 from training.data import real_text
 from turnout.errors import TurnoutError, invalid
@@ -50,7 +50,6 @@ class Planted:
 def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
     made = Planted()
     monkeypatch.setattr(run, "SECTIONS", (made.section,))
-    monkeypatch.setattr(run, "NAMES", made.section.pieces)
     return made
 
 

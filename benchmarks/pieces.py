@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -81,6 +81,13 @@ class Pieces:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, (json.dumps({KEPT: self.kept}, indent=2) + "\n").encode())
+
+
+def add_options(parser: ArgumentParser, sections: Items[Section]) -> None:
+    """Let a command name pieces, for `measure_missing`."""
+    names = [name for section in sections for name in section.pieces]
+    parser.add_argument("--piece", nargs="+", choices=names, help="only these; absent: all that are not there")
+    parser.add_argument("--again", action="store_true", help="measure pieces that are there too")
 
 
 async def measure_missing(sections: Items[Section], options: Namespace) -> tuple[Pieces, dict[str, str]]:
