@@ -217,28 +217,26 @@ class SharedPrefixes {
 
   void score(Index first, Index rows, Index count) const {
     const Unit* query = &buffers_.query[first * units_];
-    for (Index panel = 0; panel * PANEL < count; panel++) {
-      const Unit* keys = &buffers_.keys[panel * packer_.units * PANEL];
-      float* scores = &buffers_.scores[panel * PANEL];
-      if constexpr (DIGITS<T, S>)
-        digits_times_panel<true>(query, packer_.units, &buffers_.query_rows[first], rows, keys, packer_.units, scores,
-                                 STRETCH, false);
-      else
-        rows_times_panel<T>(query, units_, rows, keys, units_, {scores, STRETCH, false});
-    }
+    if constexpr (DIGITS<T, S>)
+      for (Index panel = 0; panel * PANEL < count; panel++)
+        digits_times_panel<true>(query, packer_.units, &buffers_.query_rows[first], rows,
+                                 &buffers_.keys[panel * packer_.units * PANEL], packer_.units,
+                                 &buffers_.scores[panel * PANEL], STRETCH, false);
+    else
+      rows_times_panels<T>(query, units_, rows, buffers_.keys.data(), packer_.units * PANEL, num_panels(count), units_,
+                           {buffers_.scores.data(), STRETCH, false});
   }
 
   void add(const Progress& progress, Index rows, Index packed) const {
     constexpr Index stride = STRETCH / UNIT;
-    for (Index panel = 0; panel * PANEL < cache_.dim; panel++) {
-      const Unit *weights = buffers_.weights.data(), *values = &buffers_.values[panel * stride * PANEL];
-      float* sums = progress.sums + panel * PANEL;
-      if constexpr (DIGITS<T, S>)
-        digits_times_panel<false>(weights, stride, buffers_.weight_rows.data(), rows, values, packed, sums, width_,
-                                  true);
-      else
-        rows_times_panel<T>(weights, stride, rows, values, packed, {sums, width_, true});
-    }
+    const Unit *weights = buffers_.weights.data(), *values = buffers_.values.data();
+    if constexpr (DIGITS<T, S>)
+      for (Index panel = 0; panel * PANEL < cache_.dim; panel++)
+        digits_times_panel<false>(weights, stride, buffers_.weight_rows.data(), rows, values + panel * stride * PANEL,
+                                  packed, progress.sums + panel * PANEL, width_, true);
+    else
+      rows_times_panels<T>(weights, stride, rows, values, stride * PANEL, num_panels(cache_.dim), packed,
+                           {progress.sums, width_, true});
   }
 
   // One row's scores become weights; WHOLE: as many as a stretch has. Here the reference counts in powers of two.
