@@ -203,11 +203,16 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes, done: bytes) -
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end; the rest of what was said is dropped, for a full pipe that is not read hides the end."""
+    """Wait for the end; the rest of what was said is dropped, for a full pipe that is not read hides the end.
+
+    Without a namespace of processes, one that has left may hold the pipe for longer: it is not waited for.
+    """
     assert process.stdout is not None
-    while await process.stdout.read(MOST_SAID):
-        pass
-    await process.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ENDING_S):
+            while await process.stdout.read(MOST_SAID):
+                pass
+            await process.wait()
 
 
 def _judged(said: bytes, status: int, done: str) -> Ended:

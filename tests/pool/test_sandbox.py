@@ -1,4 +1,4 @@
-"""Programs nobody has read: what they may do, and what becomes of those that try more."""
+"""Untrusted programs: what they may do, and what becomes of those that try more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.code_execution import Execution
 from decoding.model import ModelPool
 from decoding.uncertainty.functional_clusters import FunctionalClusters
-from pool import sandboxed
+from pool import sandbox, sandboxed
 from pool.code_execution import SandboxedPython
 from pool.sandbox import Ended, Limits, run_python, walls_here
 from turnout.errors import TurnoutError
@@ -231,6 +232,21 @@ async def test_what_a_program_writes_to_us_is_not_believed_and_has_an_end(
         f"{writes}            os.write(place, {written})\n    except OSError: pass\nos._exit(0)", QUICK
     )
     assert (ended.outcome, ended.reason) == (outcome, reason)
+
+
+async def test_what_holds_the_pipe_of_an_ended_program_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "ENDING_S", 0.05)
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 600 & echo there", stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(60):
+            await sandbox._gone(process)
+        assert process.stdout is not None
+        assert not process.stdout.at_eof()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def test_a_long_error_is_told_in_short() -> None:
