@@ -108,7 +108,7 @@ def server(cluster: tuple[TurnoutConfig, Path | None]) -> RunningServer:
     return SITE.serve(cluster[0])
 
 
-def poll(condition: Callable[[], bool], what: str, timeout_s: float = 15.0, seen: Sequence[object] = ()) -> None:
+def poll(condition: Callable[[], bool], what: str, timeout_s: float = 60.0, seen: Sequence[object] = ()) -> None:
     """Wait for a condition; where it does not come, say the last of what was seen."""
     deadline = time.monotonic() + timeout_s
     while not condition():
