@@ -174,6 +174,13 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+def verdict(rows: list[Asked]) -> str:
+    """Which ways are surely better or worse than plain decoding, in a sentence."""
+    ahead = "; ".join(row.way for row in rows if row.ahead.low > 0) or "none"
+    behind = "; ".join(row.way for row in rows if row.ahead.high < 0) or "none"
+    return f"Surely ahead of plain decoding: {ahead}. Surely behind it: {behind}. Of the others nothing is shown."
+
+
 async def _lol(
     report: Report, pool: LocalPool, places: list[str], options: argparse.Namespace, surprise: dict[str, float]
 ) -> None:
@@ -184,6 +191,7 @@ async def _lol(
         f" eighth held out: false answers went from {surprise['before']:.2f} to {surprise['after']:.2f} nats a token."
     )
     report.table("lol", rows, COLUMNS)
+    report.text(verdict(rows))
 
 
 async def _caad(
@@ -202,6 +210,7 @@ async def _caad(
         f" examples reach a cosine of {cosines['states']:.2f} (median)."
     )
     report.table("caad", rows, COLUMNS)
+    report.text(verdict(rows))
 
 
 if __name__ == "__main__":
