@@ -82,20 +82,25 @@ def verdict(interval: Interval) -> Verdict:
 
 
 def sentences(what: str, found: Mapping[str, Mapping[str, Interval]]) -> str:
-    """Say of each way in which cases its difference is surely above or below 0, and which ways are above in none.
+    """Say of each way in which cases its difference is surely above or below 0, and of which ways neither is shown.
 
     Args:
         what: what the differences are to, such as "one sample".
         found: by way, by case; one case without a name is not named.
     """
-    said = []
+    said, named = [], set()
     for wanted in ("better", "worse"):
-        named = []
+        ways = []
         for way, cases in found.items():
             at = [case for case, interval in cases.items() if verdict(interval) == wanted]
             if at:
-                named.append(f"{way} ({', '.join(at)})" if any(at) else way)
-        said.append(f"{wanted}: {', '.join(named) or 'none'}")
-    helpless = [way for way, cases in found.items() if all(verdict(each) != "better" for each in cases.values())]
-    ending = f"of no help that shows: {', '.join(helpless)}" if helpless else "each helps somewhere"
-    return f"Compared with {what}: {'; '.join(said)}; {ending}."
+                named.add(way)
+                ways.append(f"{_quoted(way)} ({', '.join(at)})" if any(at) else _quoted(way))
+        said.append(f"{wanted}: {', '.join(ways) or 'none'}")
+    left = [_quoted(way) for way in found if way not in named]
+    said.append(f"neither shown: {', '.join(left) or 'none'}")
+    return f"Compared with {what}: {'; '.join(said)}."
+
+
+def _quoted(way: str) -> str:
+    return f'"{way}"' if "," in way else way
