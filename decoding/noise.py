@@ -21,6 +21,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
+_FEW = 1 << 12  # numbers that numpy makes in less time than torch takes to be called
 
 
 class Purpose(IntEnum):
@@ -117,7 +118,11 @@ def normal(keys: list[int] | Keys, size: int, device: torch.device) -> torch.Ten
 
 def _uniforms(keys: list[int] | Keys, size: int, device: torch.device) -> torch.Tensor:
     """Numbers in (0, 1): float64 [rows, size]."""
-    rows = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(device)
+    numbers = np.array(keys, dtype=np.uint64)
+    if device.type == "cpu" and numbers.size * size <= _FEW:
+        mixed = _mixed(numbers[:, None] + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+        return torch.from_numpy(((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    rows = torch.from_numpy(numbers.view(np.int64)).to(device)
     counter = torch.arange(1, size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
     x = rows[:, None] + counter  # wraps modulo 2**64, as the generator asks
     # In place: at large vocabularies the time goes into memory, not arithmetic.

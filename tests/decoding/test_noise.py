@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
+from decoding import noise
 from decoding.noise import Purpose, derive_seed, gumbel, noise_key, noise_keys, normal, seed_keys, uniform
 from decoding.verifiers import rejection, spectr
 from tests.decoding import many_runs
@@ -26,7 +27,7 @@ SEEDS = (5, 3567305580077179309)
 
 
 def test_the_noise_of_many_runs_is_the_librarys():
-    keys = [noise_key(seed, 3, Purpose.DRAFT) for seed in range(20_000)] + [0, 2**64 - 1, 2**63]
+    keys = [noise_key(seed, 3, Purpose.DRAFT) for seed in range(4_000)] + [0, 2**64 - 1, 2**63]
     for vocab_size in (1, 3, 64):
         assert torch.equal(many_runs.gumbel(keys, vocab_size, CPU), gumbel(keys, vocab_size, CPU))
     original = rejection.gumbel
@@ -64,6 +65,16 @@ def test_gumbel_matches_the_host_generator():
             # uniform(k) mixes k + golden, so a counter of column + 1 is uniform of the key advanced by column.
             u = uniform((key + column * golden) & mask) + 2.0**-54
             assert noise[row, column].item() == pytest.approx(-np.log(-np.log(u)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 5), (2, 2048), (2, 2049)])
+def test_few_and_many_numbers_are_made_alike(monkeypatch: pytest.MonkeyPatch, rows: int, size: int) -> None:
+    keys = [noise_key(seed, 4, Purpose.SAMPLE) for seed in range(rows)]
+    made = gumbel(keys, size, CPU), normal(keys, size, CPU)
+    for most in (0, rows * size):
+        monkeypatch.setattr(noise, "_FEW", most)
+        assert torch.equal(gumbel(keys, size, CPU), made[0])
+        assert torch.equal(normal(keys, size, CPU), made[1])
 
 
 def test_gumbel_max_samples_the_softmax():
