@@ -39,7 +39,7 @@ def played(proposal: Proposal, verifier: str, runs: int, tells: Proposal | None 
 @pytest.mark.parametrize("verifier", list(VERIFIERS))
 @pytest.mark.parametrize("name", list(PROPOSALS))
 def test_no_adversary_moves_the_law(name: str, verifier: str) -> None:
-    assert played(PROPOSALS[name], verifier, 700) > 1e-3
+    assert played(PROPOSALS[name], verifier, 500) > 1e-3
 
 
 @pytest.mark.exactness
@@ -55,4 +55,4 @@ def test_no_adversary_moves_the_law_over_200_000_runs(name: str, verifier: str, 
     ("drawn", "told"), [(uniform(VOCAB), contrary), (contrary, uniform(VOCAB))], ids=["uniform", "contrary"]
 )
 def test_a_distribution_that_was_not_drawn_from_is_seen(drawn: Proposal, told: Proposal, verifier: str) -> None:
-    assert played(drawn, verifier, 2_000, tells=told) < 1e-6
+    assert played(drawn, verifier, 1_000, tells=told) < 1e-6

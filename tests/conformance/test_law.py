@@ -147,10 +147,10 @@ def test_rounds_may_be_chosen_by_tokens_that_nobody_judged(name: str) -> None:
     """A place that is drafted again is drawn with other noise: what chose the round says nothing of it."""
     torch.set_num_threads(1)
     inner = ALL_DRAFTERS[name](candidates=Candidates.DRAWN)
-    assert p_value(Choosy(inner), RejectionVerifier(), 5_000, DraftBudget(2, 6), ALIKE) > 1e-3
+    assert p_value(Choosy(inner), RejectionVerifier(), 2_500, DraftBudget(2, 6), ALIKE) > 1e-3
 
 
 @pytest.mark.parametrize("tamper", [re_sorted, dropped, unnormalised])
 def test_a_planted_fault_is_seen(tamper: Any) -> None:
     torch.set_num_threads(1)
-    assert p_value(Faulty(tamper), RejectionVerifier(), 4_000, DraftBudget(2, 6), FAR) < 1e-6
+    assert p_value(Faulty(tamper), RejectionVerifier(), 2_000, DraftBudget(2, 6), FAR) < 1e-6

@@ -90,15 +90,15 @@ def test_who_drafts_next_may_depend_on_what_another_drafted_and_nobody_saw(choos
     torch.set_num_threads(1)
     table = processed(TARGET)
     rows, small = [Readout(probs=row) for row in table], Readings(processed(ALIKE))
-    outcomes = np.array([after_a_chain(rows, small, seed, choosy) for seed in range(5_000)])
+    outcomes = np.array([after_a_chain(rows, small, seed, choosy) for seed in range(2_000)])
     counts = np.bincount(outcomes @ (3 ** np.arange(POSITIONS)[::-1]), minlength=3**POSITIONS)
     law = (table[0][:, None, None] * table[:, :, None] * table[None]).reshape(-1).double().numpy()
-    assert float(stats.chisquare(counts, law / law.sum() * 5_000).pvalue) > 1e-3
+    assert float(stats.chisquare(counts, law / law.sum() * 2_000).pvalue) > 1e-3
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.9}], ids=["raw", "top_p"])
 def test_the_target_law_is_kept(sampling: dict[str, Any]) -> None:
-    assert p_value(3_000, **sampling) > 1e-3
+    assert p_value(1_500, **sampling) > 1e-3
 
 
 @pytest.mark.exactness
@@ -113,7 +113,7 @@ def test_a_planted_fault_is_caught() -> None:
     def shifted(tree: DraftTree) -> DraftTree:
         return replace(tree, proposals=tuple(q if q is None else q.roll(1) for q in tree.proposals))
 
-    assert p_value(3_000, shifted) < 1e-6
+    assert p_value(1_500, shifted) < 1e-6
 
 
 async def test_a_fresh_guess_repeats_its_neighbour_and_counts_as_chosen() -> None:
@@ -160,7 +160,7 @@ async def test_where_context_does_not_matter_every_redrawn_guess_is_accepted() -
 async def test_output_is_plain_decoding(run: Any, make_model: Any, sampling: dict[str, Any]) -> None:
     models = make_model("small", 1), make_model("large", 2, scale=5.0)
     accepted = 0
-    for seed in range(15):
+    for seed in range(8):
         plain = await run("plain", *models, seed=seed, max_tokens=40, **sampling)
         drafted = await run("speculative", *models, {"drafter": "jacobi"}, seed=seed, max_tokens=40, **sampling)
         assert drafted.ids == plain.ids
@@ -170,7 +170,7 @@ async def test_output_is_plain_decoding(run: Any, make_model: Any, sampling: dic
 
 async def test_greedy_rejection_is_plain_jacobi(run: Any, make_model: Any) -> None:
     models = make_model("small", 1), make_model("large", 2, scale=5.0)
-    for seed in range(15):
+    for seed in range(8):
         plain = await run("plain", *models, prompt=(seed % 12, 2), temperature=0, max_tokens=40)
         fixed, sampled = [
             await run(

@@ -30,7 +30,7 @@ from tests.decoding.markov_rounds import DRAFT, FAR, TARGET
 from turnout.registry import get_method
 from turnout.types import SamplingParams, Token
 
-POSITIONS, RUNS, MANY = 4, 1_500, 200_000
+POSITIONS, RUNS, MANY = 4, 800, 200_000
 PEARL, SPECULATIVE = get_method("pearl"), get_method("speculative")
 LAWS: dict[str, dict[str, Any]] = {"raw": {}, "truncated": {"temperature": 0.6, "top_p": 0.9}}
 
