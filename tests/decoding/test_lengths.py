@@ -208,7 +208,7 @@ async def test_better_drafts_become_longer_under_thompson(run):
 @pytest.mark.parametrize("length", POLICIES, ids=str)
 async def test_output_is_plain_decoding_token_by_token(run, make_model, length):
     small, large = make_model("small", 1), make_model("large", 2)
-    for seed in range(25):
+    for seed in range(12):
         temperature = 0.0 if seed % 2 else 1.0
         sampling = {"seed": seed, "temperature": temperature, "prompt": (seed % 12, 3)}
         plain = await run("plain", small, large, **sampling)
@@ -271,7 +271,7 @@ SAMPLED = {
 
 @pytest.mark.parametrize("name", list(SAMPLED))
 def test_the_law_stays_the_targets(name):
-    assert p_value(SAMPLED[name], 4_000) > 1e-3
+    assert p_value(SAMPLED[name], 1_500) > 1e-3
 
 
 @pytest.mark.exactness
@@ -281,4 +281,4 @@ def test_the_law_stays_the_targets_over_many_runs(name):
 
 
 def test_dropping_a_drawn_token_is_caught():
-    assert p_value(SAMPLED["svip"], 2_000, least=0.35) < 1e-6
+    assert p_value(SAMPLED["svip"], 1_000, least=0.35) < 1e-6

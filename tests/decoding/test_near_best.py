@@ -73,7 +73,7 @@ def test_so_many_tokens_are_emitted_whatever_the_target_says() -> None:
 )
 async def test_one_candidate_is_the_match_verifier(run: Any, make_model: Any, sampling: dict[str, Any]) -> None:
     models = make_model("small", 1), make_model("large", 2)
-    for seed in range(10):
+    for seed in range(5):
         results = [
             await run("speculative", *models, {"verifier": verifier, "drafter": "model_tree"}, seed=seed, **sampling)
             for verifier in ("match", {"name": "near_best", "candidates": 1})

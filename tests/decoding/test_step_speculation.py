@@ -290,7 +290,7 @@ WEIGHTS = {
         ("step", {"drafter": "rsd_s", "verifier": "rejection"}),
     ],
 )
-@pytest.mark.parametrize("runs", [500, pytest.param(4_000, marks=pytest.mark.exactness)])
+@pytest.mark.parametrize("runs", [300, pytest.param(4_000, marks=pytest.mark.exactness)])
 async def test_the_law_is_the_mixture(tmp_path: Path, weight: str, token_level: Any, runs: int) -> None:
     """Two steps of one token each: all nine outcomes against w P_small + (1 - E w) P_large, by chi-square."""
     rewards = {"a": 0.9, "b": 0.2, "c": 0.6}

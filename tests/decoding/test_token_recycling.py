@@ -107,14 +107,14 @@ def test_what_is_read_stands_after_its_own_tokens_also_when_the_answer_is_cut():
 async def test_output_is_plain_decoding(run, make_model, verifier):
     small, large = make_model("small", 1), make_model("large", 2)
     accepted = 0
-    for seed in range(30):
+    for seed in range(12):
         temperature = float(seed % 2) if verifier == "match" else 0.0
         sampling = {"seed": seed, "temperature": temperature, "max_tokens": 30, "prompt": (seed % 12, 1)}
         plain = await run("plain", small, large, **sampling)
         done = await run("speculative", small, large, {**PARAMS, "verifier": verifier}, **sampling)
         assert done.ids == plain.ids
         accepted += done.seq.meter.speculation.accepted_tokens
-    assert accepted > 200
+    assert accepted > 80
 
 
 async def test_a_cold_matrix_warms_up_and_stays(run, make_model):

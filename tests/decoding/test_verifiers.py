@@ -25,6 +25,7 @@ from turnout.types import SamplingParams, TokenKind
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.3, 0.4, 0.3]])
 DRAFT = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.3, 0.1, 0.6]])
 POSITIONS = 4
+RUNS = 6_000  # twice as many as show every planted fault
 SAMPLING = SamplingParams(max_tokens=64)
 
 DrawTree = Callable[[int, int, int], DraftTree]
@@ -107,7 +108,7 @@ def p_value(sequences: list[list[int]]) -> float:
 @pytest.mark.parametrize("draw_tree", [chain(3), bush], ids=["chain", "tree"])
 def test_rejection_keeps_the_target_law(draw_tree: DrawTree):
     verifier = RejectionVerifier()
-    assert p_value(outcomes(verifier, draw_tree, 20_000)) > 1e-3
+    assert p_value(outcomes(verifier, draw_tree, RUNS)) > 1e-3
 
 
 @pytest.mark.exactness
@@ -131,7 +132,7 @@ def keyed_p_value(runs: int) -> float:
 
 def test_plain_keyed_sampling_has_the_target_law():
     """With the match verifier's equality to plain decoding (test_speculative), this is its exactness too."""
-    assert keyed_p_value(20_000) > 1e-3
+    assert keyed_p_value(RUNS) > 1e-3
 
 
 @pytest.mark.exactness
@@ -202,12 +203,12 @@ def untouched_proposal(seed: int, position: int, last: int) -> DraftTree:
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_planted_faults_are_caught(verifier: Verifier, draw_tree: DrawTree):
-    assert p_value(outcomes(verifier, draw_tree, 6_000)) < 1e-6
+    assert p_value(outcomes(verifier, draw_tree, RUNS // 2)) < 1e-6
 
 
 def test_acceptance_and_residual_of_the_textbook_pair():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
-    verifier, runs, accepted = RejectionVerifier(), 20_000, 0
+    verifier, runs, accepted = RejectionVerifier(), 8_000, 0
     for seed in range(runs):
         token = draw(q, seed, 1, 0)
         verdict = verifier.judge(
@@ -236,7 +237,7 @@ def test_siblings_have_coins_of_their_own():
     pvalues = []
     for verifier in (RejectionVerifier(), OneCoinForAllSiblings()):
         counts = np.zeros(3)
-        for seed in range(15_000):
+        for seed in range(8_000):
             tokens = (draw(q, seed, 1, 0), draw(q, seed, 1, 1))
             tree = DraftTree(tokens, (-1, -1), "s", (q, q))
             seq = Sequence([0], SAMPLING, seed)
@@ -248,7 +249,7 @@ def test_siblings_have_coins_of_their_own():
 
 def test_tokens_per_round_at_draft_length_3():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
-    verifier, rounds, emitted = RejectionVerifier(), 12_000, 0
+    verifier, rounds, emitted = RejectionVerifier(), 4_000, 0
     for seed in range(rounds):
         tokens = [draw(q, seed, 1, lane) for lane in range(3)]
         tree = DraftTree.chain(tokens, "s", [q] * 3)
