@@ -93,7 +93,7 @@ async def test_bounds_never_rise_and_end_at_the_truth() -> None:
 
 async def test_the_law_is_the_models_given_that_the_text_fits() -> None:
     model, drawn = table(), Counter[int]()
-    for seed in range(600):
+    for seed in range(300):
         drawn[(await answer(model, seed)).answer[0]] += 1
     masked = Counter([(await answer(table(), seed, "plain")).answer[0] for seed in range(100)])
     assert masked[A] > 75  # a mask alone: .9

@@ -16,7 +16,7 @@ from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token
 
 LENGTHS = (1, 2, 3, 4)
-PROMPTS, TOKENS = 600, 100
+PROMPTS, TOKENS = 400, 100
 
 
 class Fixed:

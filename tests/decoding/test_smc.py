@@ -26,7 +26,7 @@ from turnout.errors import TurnoutError
 from turnout.registry import get_method
 from turnout.types import FinishReason, SamplingParams
 
-RUNS = 2_000
+RUNS = 1_000
 PROBS = torch.tensor([0.5, 0.3, 0.2])  # the example of the paper's card: the last two are permitted
 START, A, B, C, D, X, END = range(7)
 FITTING = ((A, C), (B, D), (A, D, C), (B, C, A, D))

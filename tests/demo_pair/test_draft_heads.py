@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from decoding.artifacts import Artifacts
 from pool.local_pool import LocalPool
-from tests.demo_pair.conftest import assert_same_answers
+from tests.demo_pair.conftest import Reply, _opened, assert_same_answers, demo_config
 from turnout.config import TurnoutConfig, artifacts_path
 
 HEADS = ("medusa", "redrafter", "kangaroo", "eesd")
@@ -16,18 +18,31 @@ MOST_BYTES = 4 << 20
 MOST_BYTES_IN_ALL = 20 << 20
 
 
-@pytest.fixture
-def headed(pool: LocalPool) -> LocalPool:
-    pool.model_pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
-    return pool
+# One loop for all: the models' locks belong to it.
+of_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def headed() -> AsyncIterator[LocalPool]:
+    async for pool in _opened(demo_config()):
+        pool.model_pool.artifacts = Artifacts(artifacts_path(TurnoutConfig.demo().pools["demo"]))
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Reply]:
+    """Filled by the first test."""
+    return []
+
+
+@of_one_loop
 @pytest.mark.parametrize("drafter", HEADS)
 async def test_shipped_heads_draft_most_of_an_answer(
-    headed: LocalPool, ask_all: Any, prompts: list[str], drafter: str
+    headed: LocalPool, plain: list[Reply], ask_all: Any, prompts: list[str], drafter: str
 ) -> None:
-    plain = await ask_all(headed, prompts[:24])
-    replies = await ask_all(headed, prompts[:24], "speculative", {"drafter": drafter, "length": "fixed"})
+    if not plain:
+        plain += await ask_all(headed, prompts[:16])
+    replies = await ask_all(headed, prompts[:16], "speculative", {"drafter": drafter, "length": "fixed"})
     assert_same_answers(headed, plain, replies)
     rounds = sum(reply.usage.speculation.rounds for reply in replies)
     # One token of each round is the model's own.

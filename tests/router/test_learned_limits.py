@@ -52,7 +52,7 @@ async def test_of_equal_gains_as_many_go_to_the_large_model_as_were_asked_for(tm
     artifact.settings["quantiles"]["worth"] = [0.0] * 61 + [0.1] * 10 + [0.2] * 10 + [0.3] * 10 + [0.4] * 10
     artifact.save(tmp_path / "router.safetensors")
     models, router = models_of(tmp_path), policy("learned", large_share=share)
-    made = [[await router.decide(asked(last, before=number), models) for last in range(10)] for number in range(100)]
+    made = [[await router.decide(asked(last, before=number), models) for last in range(10)] for number in range(50)]
     sides = np.array([[each.params["model"] == "large" for each in row] for row in made])
     assert sides.mean() == pytest.approx(share, abs=0.04)
     assert made[3] == [await policy("learned", large_share=share).decide(asked(n, before=3), models) for n in range(10)]

@@ -31,16 +31,16 @@ def found(pattern: Pattern, text: str) -> bool:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_it_finds_what_re_finds(pattern: str) -> None:
     chooser = random.Random(1)
-    texts = ["".join(chooser.choices(ALPHABET, k=chooser.randint(0, 9))) for _ in range(800)]
+    texts = ["".join(chooser.choices(ALPHABET, k=chooser.randint(0, 9))) for _ in range(300)]
     ours = Pattern(pattern)
     assert [text for text in texts if found(ours, text) != (re.search(pattern, text) is not None)] == []
 
 
 @pytest.mark.parametrize("category", [r"\w", r"\d", r"\s", r"\W", r"\D", r"\S", r"\b", "."])
 def test_classes_hold_what_they_hold_in_re(category: str) -> None:
-    """Every character there is, one in a hundred at a time."""
+    """Every character there is, one in three hundred at a time."""
     every, ours = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000], Pattern(f"^{category}")
-    some = every[random.Random(4).randrange(100) :: 100] + every[:0x400]
+    some = every[random.Random(4).randrange(300) :: 300] + every[:0x400]
     assert [char for char in some if found(ours, char) != bool(re.match(category, char))] == []
 
 
