@@ -140,12 +140,12 @@ def test_rows_are_what_they_are_alone(name: str) -> None:
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_long_rows_are_what_they_are_alone_with_threads(name: str) -> None:
     """A vocabulary as large as a real one: torch adds up a lone row in parts, one for each thread."""
-    raw = torch.randn((3, 40_000), generator=torch.Generator().manual_seed(1)).mul(3).bfloat16().float()
+    raw = torch.randn((2, 40_000), generator=torch.Generator().manual_seed(1)).mul(3).bfloat16().float()
     greedy, threads = PROCESSORS[name].greedy_only, torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        made = choice_scores(raw, rows_of(name, ACTIVE[name], greedy)[:3])
-        for place, row in enumerate(rows_of(name, ACTIVE[name], greedy)[:3]):
+        made = choice_scores(raw, rows_of(name, ACTIVE[name], greedy)[:2])
+        for place, row in enumerate(rows_of(name, ACTIVE[name], greedy)[:2]):
             assert torch.equal(choice_scores(raw[place : place + 1], [row])[0], made[place])
     finally:
         torch.set_num_threads(threads)
@@ -169,7 +169,7 @@ def test_hypothetical_tokens_count_as_written_ones(name: str) -> None:
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_something_is_left_and_the_best_stays_where_promised(name: str) -> None:
     part = PROCESSORS[name]
-    for seed in range(20):
+    for seed in range(5):
         raw = logits(seed)
         raw[:4] = raw[:4] * 0.01  # nearly flat rows
         raw[4:6, ::2] = float("-inf")  # some of it excluded before
