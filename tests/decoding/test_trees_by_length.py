@@ -225,7 +225,7 @@ def test_the_bound_of_these_laws_stops_at_some_tokens_and_not_at_others() -> Non
 def test_the_law_stays_the_targets(name: str, length: str) -> None:
     torch.set_num_threads(1)
     drafter = drafter_of(name, Candidates.DRAWN)
-    assert p_value(drafter, RejectionVerifier(), 400, ROOM, DRAFT, LAWFUL[length]) > 1e-4
+    assert p_value(drafter, RejectionVerifier(), 700, ROOM, DRAFT, LAWFUL[length]) > 1e-4
 
 
 @pytest.mark.exactness
