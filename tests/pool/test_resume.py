@@ -11,8 +11,8 @@ import pytest
 from pool.local_pool import LocalPool
 from pool.stop_strings import StopStrings
 from tests.engine.harness import answer, call_of, random_prompts
-from tests.pool.resuming import MADE_AGAIN, METHODS, RESUMABLE, finish, had, part, rest
-from turnout.calls import Delivered, GenerateCall, Regained
+from tests.pool.resuming import MADE_AGAIN, METHODS, RESUMABLE, Client, finish, had, part, rest
+from turnout.calls import Chunk, Delivered, Event, GenerateCall, Regained
 from turnout.errors import Code, TurnoutError
 from turnout.registry import MethodInfo, all_methods, get_method
 from turnout.types import FinishReason
@@ -31,10 +31,12 @@ async def test_what_was_cut_off_anywhere_is_completed(
 ) -> None:
     call = call_of(PROMPT, name, params, **SAMPLED)
     whole = await answer(pool, call)
-    for num_chunks in range(5):
+
+    async def cut_off(num_chunks: int) -> Client:
         client = await part(pool, call, num_chunks)
-        if client.usage is None:
-            await rest(pool, call, client)
+        return client if client.usage is not None else await rest(pool, call, client)
+
+    for client in await asyncio.gather(*map(cut_off, range(5))):
         assert client.ids[0] == whole.ids
         assert client.texts[0] == whole.text
         assert client.ended == [True]
@@ -66,9 +68,10 @@ async def test_every_token_is_the_same_from_wherever_a_resumable_method_goes_on(
 async def assert_goes_on(pool: LocalPool, call: GenerateCall, every: int) -> None:
     """From every `every`-th token on, the rest is the same."""
     whole = await answer(pool, call)
-    for count in range(0, len(whole.ids) + 1, every):
-        delivered = had(pool, call, whole.ids, count)
-        reply = await finish(pool, call, delivered)
+    counts = range(0, len(whole.ids) + 1, every)
+    shares = [had(pool, call, whole.ids, count) for count in counts]
+    replies = await asyncio.gather(*(finish(pool, call, delivered) for delivered in shares))
+    for count, delivered, reply in zip(counts, shares, replies, strict=True):
         assert reply.ids == whole.ids[count:], f"after {count} tokens"
         assert whole.text[: delivered.chars] + reply.text == whole.text
         assert reply.reasons == whole.reasons
@@ -116,17 +119,23 @@ async def test_a_flag_on_a_method_with_a_memory_would_be_found(
 
 
 async def test_an_answer_that_is_made_again_says_once_that_it_gets_on(pool: LocalPool) -> None:
-    for name, params, resumable in METHODS:
-        call = call_of(PROMPT, name, params, **SAMPLED)
-        ids = (await answer(pool, call)).ids
+    async def regained_in(call: GenerateCall) -> tuple[list[int], list[Event]]:
+        """Where it is said of a call that was cut off, and all that comes of one that was not."""
+        first = [event async for event in pool.generate(call)]
+        ids = [token.id for event in first if isinstance(event, Chunk) for token in event.tokens]
         again = replace(call, delivered=(had(pool, call, ids, 8),))
         events = [event async for event in pool.generate(again)]
-        regained = [place for place, event in enumerate(events) if isinstance(event, Regained)]
+        return [place for place, event in enumerate(events) if isinstance(event, Regained)], first
+
+    found = await asyncio.gather(
+        *(regained_in(call_of(PROMPT, name, params, **SAMPLED)) for name, params, _ in METHODS)
+    )
+    for (name, _, resumable), (regained, first) in zip(METHODS, found, strict=True):
         # A method may give its first segment all at once, with something new in it.
         assert regained == [] if resumable else regained in ([0], []), name
         if name in ("random_switch", "entropy_adaptive"):
             assert regained == [0]
-        assert not any(isinstance(event, Regained) for event in [each async for each in pool.generate(call)])
+        assert not any(isinstance(event, Regained) for event in first)
 
 
 async def test_an_answer_that_differs_from_what_was_delivered_fails(pool: LocalPool) -> None:
@@ -177,9 +186,9 @@ async def test_stop_strings_across_the_boundary(pool: LocalPool, name: str) -> N
         call = call_of(PROMPT, name, **{**SAMPLED, "stop": (free.text[start : start + 4], "never seen")})
         whole = await answer(pool, call)
         assert whole.text == free.text[: free.text.index(free.text[start : start + 4])]
-        for count in range(len(whole.ids) + 1):
-            delivered = had(pool, call, whole.ids, count)
-            reply = await finish(pool, call, delivered)
+        shares = [had(pool, call, whole.ids, count) for count in range(len(whole.ids) + 1)]
+        replies = await asyncio.gather(*(finish(pool, call, delivered) for delivered in shares))
+        for count, (delivered, reply) in enumerate(zip(shares, replies, strict=True)):
             assert whole.text[: delivered.chars] + reply.text == whole.text
             assert reply.ids == whole.ids[count:]
             assert reply.reasons == [FinishReason.STOP]
