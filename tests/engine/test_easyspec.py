@@ -140,10 +140,9 @@ async def test_inside_a_trimmed_vocabulary_it_is_compared_with_the_exact_draft_t
 
 async def agreement(models: ModelPool, group: int, length: int = 4) -> float:
     """Share of the places where grouped layers have the exact model's best token."""
-    notes = [
-        (await write(models, {"group": group, "exact_first": 0, "compare": True}, index, length, 48)).notes[0].split()
-        for index in range(6)
-    ]
+    drafter = {"group": group, "exact_first": 0, "compare": True}
+    written = await asyncio.gather(*(write(models, drafter, index, length, 48) for index in range(6)))
+    notes = [request.notes[0].split() for request in written]
     return sum(int(note[-4]) for note in notes) / sum(int(note[-2]) for note in notes)
 
 
@@ -158,12 +157,11 @@ async def test_without_calibration_errors_pile_up(twins: ModelPool, monkeypatch:
     """Acceptance by a target with the draft's own weights is the draft's agreement with itself."""
 
     async def accepted(tokens: int) -> float:
-        made = [
-            (
-                await write(twins, {"group": 4, "exact_first": 0}, index, tokens=tokens, temperature=0.0)
-            ).sequence.meter.speculation
-            for index in range(6)
-        ]
+        drafter = {"group": 4, "exact_first": 0}
+        written = await asyncio.gather(
+            *(write(twins, drafter, index, tokens=tokens, temperature=0.0) for index in range(6))
+        )
+        made = [request.sequence.meter.speculation for request in written]
         return sum(each.accepted_tokens for each in made) / sum(each.draft_tokens for each in made)
 
     repaired = await accepted(24), await accepted(120)
@@ -178,13 +176,16 @@ async def test_without_calibration_errors_pile_up(twins: ModelPool, monkeypatch:
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "presence_penalty": 0.5}], ids=str)
 async def test_the_text_is_that_of_plain_decoding(twins: ModelPool, group: int, sampling: dict[str, Any]) -> None:
     plain = get_method("plain")
-    for index in range(12):
+
+    async def compare(index: int) -> None:
         drafted = (await write(twins, {"group": group}, index, **sampling)).sequence
         seq = Sequence(drafted.tokens[: drafted.num_prompt_tokens], drafted.sampling, seed=index)
         async for _ in plain.run(Request("p", seq), twins, plain.parse({})):
             pass
         twins.large.release(seq)
         assert drafted.tokens == seq.tokens
+
+    await asyncio.gather(*map(compare, range(12)))
 
 
 async def test_a_trimmed_vocabulary_holds_for_grouped_layers_too(twins: ModelPool) -> None:
