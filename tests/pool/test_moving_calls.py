@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from pool.local_pool import LocalPool
-from tests.engine.harness import answer, call_of, pair_config, until
+from tests.engine.harness import answer, ask_all, call_of, pair_config, until
 from tests.engine.pools import _opened
 from tests.pool.resuming import METHODS, Client, run
 from turnout.errors import Code, Interrupted, TurnoutError
@@ -213,7 +213,7 @@ async def test_everybody_leaves_between_two_tokens(pool: LocalPool, other: Local
         call_of(PROMPT[place:], name, params, **{**SAMPLED, "seed": place})
         for place, (name, params, _) in enumerate(METHODS)
     ]
-    whole = [await answer(other, call) for call in calls]
+    whole = await ask_all(other, calls)
     for moment in range(1, 26, 6):
         clients = [Client.of(call) for call in calls]
         running = [
@@ -224,10 +224,13 @@ async def test_everybody_leaves_between_two_tokens(pool: LocalPool, other: Local
         leaving = pool.hand_over()
         moved = await asyncio.gather(*running)
         assert sum(each is not None for each in moved) <= leaving
-        for call, client, each, (_, _, resumable) in zip(calls, clients, moved, METHODS, strict=True):
-            assert each is None or resumable
-            if each is not None:
-                assert await run(other, replace(call, moved=each), client, None) is None
+        assert all(each is None or resumable for each, (_, _, resumable) in zip(moved, METHODS, strict=True))
+        rests = [
+            run(other, replace(call, moved=each), client, None)
+            for call, client, each in zip(calls, clients, moved, strict=True)
+            if each is not None
+        ]
+        assert not any(await asyncio.gather(*rests))
         for client, expected in zip(clients, whole, strict=True):
             assert (client.ids[0], client.texts[0]) == (expected.ids, expected.text)
         assert pool.hand_over() == 0
