@@ -44,26 +44,24 @@ def modules(root: Path = ROOT) -> dict[str, Module]:
     return found
 
 
+@cache
 def _module(source: bytes) -> Module:
+    """Parse a file, once per content: two folders of the same code have most files in common."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # being edited: its import will say so
         tree = ast.Module([], [])
-    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return Module(
-        hashlib.blake2b(source, digest_size=16).hexdigest(),
-        frozenset(_imports(tree)),
-        frozenset(word for word in words if len(word) <= LONGEST_NAME),
-    )
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
+    words, imports = set[str](), set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and len(node.value) <= LONGEST_NAME:
+                words.add(node.value)
+        elif isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            imports.add(node.module)
+            imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return Module(hashlib.blake2b(source, digest_size=16).hexdigest(), frozenset(imports), frozenset(words))
 
 
 def reached(starts: Iterable[str], known: dict[str, Module]) -> set[str]:
