@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks import retention
 from benchmarks.frontier.prompts import LARGE, METERS, SMALL, Answers, Prompts
 from benchmarks.retention import Spent
 from experiments.stats.curves import Curve
-from experiments.stats.intervals import Floats, Interval, mean_score, resampled
+from experiments.stats.intervals import Floats, Interval, mean_score, ratio, resampled_sums, resampled_values
 from training.router_measures import Routed, best_choices
 
 ROUNDS = 1000
@@ -98,28 +97,30 @@ def _kind(prompts: Prompts, kind: str) -> tuple[int, Interval, Interval]:
 
 def _point(prompts: Prompts, label: str) -> Point:
     way, large = prompts.ways[label], prompts.ways[LARGE]
-
-    def over(value: Callable[[Rows], float]) -> Interval:
-        return resampled(value, prompts.size, 0, ROUNDS)
-
     return Point(
         label,
         prompts.families[label],
         mean_score(way.scores),
         float(way.by_large.sum() / way.tokens.sum()) if way.tokens.sum() else 0.0,
         float(way.tokens.mean()),
-        {m: over(lambda rows, m=m: float(way.costs[m][rows].mean() / large.costs[m][rows].mean())) for m in METERS},  # type: ignore[misc]
-        {m: over(lambda rows, m=m: _above(prompts, way, m, rows)) for m in METERS},  # type: ignore[misc]
+        {meter: ratio(way.costs[meter], large.costs[meter], 0, ROUNDS) for meter in METERS},
+        {meter: _above(prompts, way, meter) for meter in METERS},
     )
 
 
-def _above(prompts: Prompts, way: Answers, meter: str, rows: Rows) -> float:
+def _above(prompts: Prompts, way: Answers, meter: str) -> Interval:
     """Quality above what random choices between the two models buy for the same; beyond either end, above that end."""
-    small, large = (prompts.ways[label] for label in (SMALL, LARGE))
-    low, high, mine = (float(each.costs[meter][rows].mean()) for each in (small, large, way))
-    worst, best, got = (float(each.scores[rows].mean()) for each in (small, large, way))
-    part = min(max((mine - low) / (high - low), 0.0), 1.0) if high > low else 1.0
-    return got - (worst + part * (best - worst))
+    of = (prompts.ways[SMALL], prompts.ways[LARGE], way)
+
+    def above(sums: Floats) -> Floats:
+        low, high, mine, worst, best, got = np.moveaxis(sums, -1, 0)
+        gap = np.where(high > low, high - low, 1.0)
+        part = np.where(high > low, np.clip((mine - low) / gap, 0.0, 1.0), 1.0)
+        found: Floats = (got - (worst + part * (best - worst))) / prompts.size
+        return found
+
+    table = np.stack([*(each.costs[meter] for each in of), *(each.scores for each in of)], axis=1)
+    return resampled_sums(above, table, 0, ROUNDS)
 
 
 def _family(prompts: Prompts, name: str, labels: list[str]) -> Family:
@@ -138,23 +139,22 @@ def _areas(prompts: Prompts, labels: list[str], meter: str) -> tuple[Interval, I
     curve = Curve(np.array([each.costs[meter] for each in ways]), np.array([each.scores for each in ways]))
     routed = _routed(prompts, meter)
 
-    def area(rows: Rows) -> float:
+    def areas(rows: Rows) -> tuple[float, float]:
         low, high = (float(each.costs[meter][rows].mean()) for each in (small, large))
-        worst, best = (float(each.scores[rows].mean()) for each in (small, large))
         if high <= low:
-            return float("nan")
+            return float("nan"), float("nan")
+        worst, best = (float(each.scores[rows].mean()) for each in (small, large))
         costs, qualities = curve.points(rows, below=high)
         inside, cheap = costs > low, costs <= low
         x = np.concatenate([[0.0], (costs[inside] - low) / (high - low), [1.0]])
         y = np.concatenate([[max([worst, *qualities[cheap].tolist()])], qualities[inside], [best]])
-        return float(np.mean(np.interp(GRID, x, y) - (worst + GRID * (best - worst))))
-
-    def part(rows: Rows) -> float:
+        area = float(np.mean(np.interp(GRID, x, y) - (worst + GRID * (best - worst))))
         here = routed.at(rows)
         most = float(np.mean(np.interp(GRID, *here.oracle) - GRID * here.gain.mean()))
-        return area(rows) / most if most > 0 else float("nan")
+        return area, area / most if most > 0 else float("nan")
 
-    return resampled(area, prompts.size, 0, ROUNDS), resampled(part, prompts.size, 0, ROUNDS)
+    area, part = resampled_values(areas, prompts.size, 0, ROUNDS)
+    return area, part
 
 
 def _routed(prompts: Prompts, meter: str) -> Routed:

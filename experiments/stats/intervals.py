@@ -211,9 +211,18 @@ def resampled(
         seed: of the resampling.
         rounds: resamples.
     """
+    [interval] = resampled_values(lambda rows: (statistic(rows),), count, seed, rounds)
+    return interval
+
+
+def resampled_values(
+    statistics: Callable[[npt.NDArray[np.int64]], tuple[float, ...]], count: int, seed: int = 0, rounds: int = ROUNDS
+) -> list[Interval]:
+    """Percentile bootstrap of several statistics of the same resamples; arguments as of `resampled`."""
     rng = np.random.default_rng(seed)
-    drawn = np.array([statistic(rng.integers(0, count, count)) for _ in range(rounds)])
-    return _percentiles(statistic(np.arange(count)), drawn)
+    drawn = np.array([statistics(rng.integers(0, count, count)) for _ in range(rounds)])
+    values = statistics(np.arange(count))
+    return [_percentiles(value, column) for value, column in zip(values, drawn.T, strict=True)]
 
 
 def ratio(above: Floats, below: Floats, seed: int = 0, rounds: int = ROUNDS) -> Interval:
