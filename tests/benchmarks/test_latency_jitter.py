@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.latency_jitter import PREFIX, Smoothness, known_prefix, measure, page
+from benchmarks.latency_jitter import Smoothness, known_prefix, measure, page
 from decoding.sequence import Sequence
 from engine.model import EngineModel
 from experiments.stats.intervals import spread
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig
+
+PREFIX = 300
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ async def pool() -> AsyncIterator[LocalPool]:
 
 
 async def test_it_is_measured_and_leaves_nothing(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.latency_jitter.CROWD", 20)
+    for name, value in {"CROWD": 20, "PREFIX": PREFIX, "ANSWER": 16, "LONG_PROMPT": 800}.items():
+        monkeypatch.setattr(f"benchmarks.latency_jitter.{name}", value)
     felt = await measure(pool, rounds=1)
     assert felt.step_s.value > 0.0
     assert felt.largest_gap.value >= felt.typical_gap.value > 0.0
