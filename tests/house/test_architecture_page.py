@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from engine.scheduler.batcher import Batcher
 
@@ -21,10 +21,10 @@ def test_the_quoted_step_is_the_one_that_runs() -> None:
     assert len(code) <= 10
 
 
-def test_the_example_answers() -> None:
-    done = subprocess.run([sys.executable, "-c", EXAMPLE], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "14" in done.stdout
+def test_the_example_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(EXAMPLE, "docs/architecture.md", "exec"), {"__name__": "__main__"})
+    assert "14" in capsys.readouterr().out
 
 
 def test_every_package_has_its_row_and_every_named_file_exists() -> None:
