@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,17 +111,20 @@ def _notes(server: RunningServer) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _stop_signal() -> threading.Event:
-    """Set by Ctrl-C and by SIGTERM from now on."""
-    stopped = threading.Event()
+def _stop_signal() -> SimpleQueue[int]:
+    """Gets the number of every SIGINT (Ctrl-C) and SIGTERM from now on.
+
+    The handler may interrupt its own thread inside `get`, where an Event would wait for itself.
+    """
+    stopped = SimpleQueue[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda number, _: stopped.put(number))
     return stopped
 
 
-def _stay(out: Console, server: RunningServer, stopped: threading.Event) -> None:
+def _stay(out: Console, server: RunningServer, stopped: SimpleQueue[int]) -> None:
     try:
-        stopped.wait()
+        stopped.get()
     finally:
         with out.status("stopping"):
             server.stop()

@@ -95,7 +95,7 @@ def test_serve_says_where_it_listens_and_stops_cleanly(config_file: Path, number
         assert server.stdout is not None
         lines = [server.stdout.readline().strip() for _ in range(5)]
         server.send_signal(number)
-        rest, errors = server.communicate(timeout=30)
+        rest, errors = server.communicate()
     assert lines[:4] == ["starting p", "serving p; Ctrl-C stops", "gRPC  127.0.0.1:9", "HTTP  http://127.0.0.1:8/v1"]
     assert lines[4] == "note  p: slower than it could be"  # once, whatever the number of replicas
     assert (rest, errors, server.returncode) == ("ending\nstopped\n", "", 0)
