@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from deployments.app import RunningServer
     from turnout.config import TurnoutConfig
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -111,20 +113,23 @@ def _notes(server: RunningServer) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _stop_signal() -> SimpleQueue[int]:
-    """Gets the number of every SIGINT (Ctrl-C) and SIGTERM from now on.
+def _stop_signal() -> socket.socket:
+    """Gets a byte, its number, of every signal from now on; SIGINT (Ctrl-C) and SIGTERM do nothing else.
 
-    The handler may interrupt its own thread inside `get`, where an Event would wait for itself.
+    A lock or an Event is no substitute: the kernel may give a signal to any thread, and the main one would sleep on.
     """
-    stopped = SimpleQueue[int]()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: stopped.put(number))
-    return stopped
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    for number in STOPPING:
+        signal.signal(number, lambda *_: None)
+    return reader
 
 
-def _stay(out: Console, server: RunningServer, stopped: SimpleQueue[int]) -> None:
+def _stay(out: Console, server: RunningServer, stopped: socket.socket) -> None:
     try:
-        stopped.get()
+        while stopped.recv(1)[0] not in STOPPING:
+            pass
     finally:
         with out.status("stopping"):
             server.stop()

@@ -65,7 +65,9 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 SERVE = """
+    import signal
     import sys
+    import threading
     from types import SimpleNamespace
     import deployments.app
     from cli.main import main
@@ -77,25 +79,33 @@ SERVE = """
         where = {"grpc_address": "127.0.0.1:9", "http_url": "http://127.0.0.1:8"}
         return SimpleNamespace(**where, store=None, stop=ending, stats=lambda: {"p": noted})
 
+    def take_a_signal():
+        if sys.stdin.readline():
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
     deployments.app.start = start
     sys.argv = ["turnout", "serve", sys.argv[1]]
+    threading.Thread(target=take_a_signal, daemon=True).start()
     main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_says_where_it_listens_and_stops_cleanly(config_file: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_serve_says_where_it_listens_and_stops_cleanly(config_file: Path, number: signal.Signals | None) -> None:
+    """Also where the kernel gives the signal to another thread than the main one."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SERVE), str(config_file)],
         cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as server:
         assert server.stdout is not None
         lines = [server.stdout.readline().strip() for _ in range(5)]
-        server.send_signal(number)
-        rest, errors = server.communicate()
+        if number is not None:
+            server.send_signal(number)
+        rest, errors = server.communicate(None if number else "signal\n")
     assert lines[:4] == ["starting p", "serving p; Ctrl-C stops", "gRPC  127.0.0.1:9", "HTTP  http://127.0.0.1:8/v1"]
     assert lines[4] == "note  p: slower than it could be"  # once, whatever the number of replicas
     assert (rest, errors, server.returncode) == ("ending\nstopped\n", "", 0)
