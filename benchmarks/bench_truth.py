@@ -19,6 +19,7 @@ import torch
 from benchmarks.bench_contrast import CAPITALS
 from benchmarks.harness import Report, command_line, note, run, shown
 from benchmarks.strategies import at_once
+from benchmarks.verdicts import sentences
 from experiments import real_model
 from experiments.stats.intervals import Interval, paired_difference, wilson
 from pool.local_pool import LocalPool
@@ -174,11 +175,9 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-def verdict(rows: list[Asked]) -> str:
-    """Which ways are surely better or worse than plain decoding, in a sentence."""
-    ahead = "; ".join(row.way for row in rows if row.ahead.low > 0) or "none"
-    behind = "; ".join(row.way for row in rows if row.ahead.high < 0) or "none"
-    return f"Surely ahead of plain decoding: {ahead}. Surely behind it: {behind}. Of the others nothing is shown."
+def ahead_of_plain(rows: list[Asked]) -> str:
+    """Say which ways are surely better or worse than the first one, plain decoding."""
+    return sentences("plain decoding", {row.way: {"": row.ahead} for row in rows[1:]})
 
 
 async def _lol(
@@ -191,7 +190,7 @@ async def _lol(
         f" eighth held out: false answers went from {surprise['before']:.2f} to {surprise['after']:.2f} nats a token."
     )
     report.table("lol", rows, COLUMNS)
-    report.text(verdict(rows))
+    report.text(ahead_of_plain(rows))
 
 
 async def _caad(
@@ -210,7 +209,7 @@ async def _caad(
         f" examples reach a cosine of {cosines['states']:.2f} (median)."
     )
     report.table("caad", rows, COLUMNS)
-    report.text(verdict(rows))
+    report.text(ahead_of_plain(rows))
 
 
 if __name__ == "__main__":

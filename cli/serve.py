@@ -55,7 +55,7 @@ def serve(
     address = cluster or settings.ray.address
     stays = cluster is None or wait
     server = _start_here(out, settings) if address is None else _start_there(out, settings, address)
-    stopped = _stop_signal() if stays else None  # before anything says that it serves
+    signals = _signals() if stays else None  # before anything says that it serves
     out.print(f"serving {', '.join(settings.pools)}" + ("; Ctrl-C stops" if stays else ""))
     out.print(f"  gRPC  {server.grpc_address}")
     out.print(f"  HTTP  {server.http_url}/v1")
@@ -63,13 +63,13 @@ def serve(
         out.print(f"  store {server.store.url}, root key in {server.store.root_key_file} (see `turnout cache`)")
     for note in _notes(server):
         out.print(f"  note  {note}")
-    if stopped is None:
+    if signals is None:
         out.print(f"it keeps running; `turnout serve --cluster {cluster} --stop` ends it")
         from deployments.cluster import leave
 
         leave()
         return
-    _stay(out, server, stopped)
+    _stay(out, server, signals)
 
 
 def _start_here(out: Console, settings: TurnoutConfig) -> RunningServer:
@@ -113,8 +113,8 @@ def _notes(server: RunningServer) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _stop_signal() -> socket.socket:
-    """Gets a byte, its number, of every signal from now on; SIGINT (Ctrl-C) and SIGTERM do nothing else.
+def _signals() -> socket.socket:
+    """A socket that gets a byte, its number, of every signal from now on; SIGINT (Ctrl-C) and SIGTERM do nothing else.
 
     A lock or an Event is no substitute: the kernel may give a signal to any thread, and the main one would sleep on.
     """
@@ -126,9 +126,9 @@ def _stop_signal() -> socket.socket:
     return reader
 
 
-def _stay(out: Console, server: RunningServer, stopped: socket.socket) -> None:
+def _stay(out: Console, server: RunningServer, signals: socket.socket) -> None:
     try:
-        while stopped.recv(1)[0] not in STOPPING:
+        while signals.recv(1)[0] not in STOPPING:
             pass
     finally:
         with out.status("stopping"):

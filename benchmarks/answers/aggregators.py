@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.answers.drawing import chosen, drawn, new_sequence
-from benchmarks.answers.figures import difference, numbers, sentences, written
+from benchmarks.answers.figures import difference, numbers, written
 from benchmarks.answers.prompts import Case, others, question
 from benchmarks.answers.trained import load, rankers
 from benchmarks.harness import Report, note, signed
 from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
+from benchmarks.verdicts import sentences
 from decoding.aggregators.base import Aggregator, make_aggregator, make_valued
 from decoding.model import Request
 from experiments.stats.intervals import Floats, Interval, mean_score

@@ -1,10 +1,9 @@
-"""Figures of the page: right and wrong answers, paired differences, areas under ROC curves, and what they say."""
+"""Figures of the page: right and wrong answers, paired differences, and areas under ROC curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,6 @@ from training.calibration import auc
 
 ROUNDS = 2000
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
-Verdict = Literal["better", "worse", "open"]
 
 
 def written(values: Iterable[float]) -> str:
@@ -72,35 +70,3 @@ def at_cost(curve: Items[tuple[float, Floats]], cost: float) -> Floats:
     part = (cost - low[0]) / (high[0] - low[0])
     found: Floats = (1.0 - part) * low[1] + part * high[1]
     return found
-
-
-def verdict(interval: Interval) -> Verdict:
-    """What an interval of a difference says: better where all of it is above 0."""
-    if interval.low > 0.0:
-        return "better"
-    return "worse" if interval.high < 0.0 else "open"
-
-
-def sentences(what: str, found: Mapping[str, Mapping[str, Interval]]) -> str:
-    """Say of each way in which cases its difference is surely above or below 0, and of which ways neither is shown.
-
-    Args:
-        what: what the differences are to, such as "one sample".
-        found: by way, by case; one case without a name is not named.
-    """
-    said, named = [], set()
-    for wanted in ("better", "worse"):
-        ways = []
-        for way, cases in found.items():
-            at = [case for case, interval in cases.items() if verdict(interval) == wanted]
-            if at:
-                named.add(way)
-                ways.append(f"{_quoted(way)} ({', '.join(at)})" if any(at) else _quoted(way))
-        said.append(f"{wanted}: {', '.join(ways) or 'none'}")
-    left = [_quoted(way) for way in found if way not in named]
-    said.append(f"neither shown: {', '.join(left) or 'none'}")
-    return f"Compared with {what}: {'; '.join(said)}."
-
-
-def _quoted(way: str) -> str:
-    return f'"{way}"' if "," in way else way

@@ -6,13 +6,14 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.answers.figures import at_cost, difference, numbers, sentences, written
+from benchmarks.answers.figures import at_cost, difference, numbers, written
 from benchmarks.answers.prompts import TASKS, asked, others, question
 from benchmarks.answers.trained import POOL
 from benchmarks.harness import Report, note, signed
 from benchmarks.pieces import Section, Values
 from benchmarks.strategies import Arm, ArmResult, run_arm
 from benchmarks.switching_arms import SETTINGS, Prompts, calibrate
+from benchmarks.verdicts import sentences
 from experiments.stats.intervals import Floats, Interval, mean_score
 from pool.local_pool import LocalPool
 from turnout.config import TurnoutConfig

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from benchmarks.answers import aggregators, uncertainty
 from benchmarks.answers.drawing import chosen, drawn
-from benchmarks.answers.figures import difference, numbers, sentences
+from benchmarks.answers.figures import difference, numbers
 from benchmarks.answers.prompts import short_questions
 from benchmarks.harness import Report, note, signed
 from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
+from benchmarks.verdicts import sentences
 from decoding.aggregators.base import make_aggregator
 from experiments import real_model
 from experiments.stats.intervals import Interval, mean_score

@@ -7,12 +7,13 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from benchmarks.answers.drawing import new_sequence
-from benchmarks.answers.figures import UNKNOWN, area_difference, area_interval, numbers, sentences, written
+from benchmarks.answers.figures import UNKNOWN, area_difference, area_interval, numbers, written
 from benchmarks.answers.prompts import Case
 from benchmarks.answers.trained import SAMPLES, doubt_readers, load
 from benchmarks.harness import Report, note, signed
 from benchmarks.pieces import Section, Values
 from benchmarks.strategies import at_once
+from benchmarks.verdicts import sentences
 from decoding.aggregators.base import AnswerSet, Candidate
 from decoding.candidates import MARK
 from decoding.recorder import watched

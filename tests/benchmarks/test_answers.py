@@ -13,12 +13,13 @@ import pytest
 from benchmarks.answers import aggregators, figures, look_ahead, prompts, real, run, uncertainty
 from benchmarks.answers.aggregators import compare, served
 from benchmarks.answers.drawing import Drawn, chosen, drawn
-from benchmarks.answers.figures import area, area_difference, area_interval, at_cost, difference, numbers, sentences
+from benchmarks.answers.figures import area, area_difference, area_interval, at_cost, difference, numbers
 from benchmarks.answers.prompts import TASKS, asked, others, short_questions
 from benchmarks.harness import parse
 from benchmarks.pieces import Pieces, Section, Values
 from benchmarks.strategies import Arm
 from benchmarks.switching_arms import Prompts
+from benchmarks.verdicts import sentences
 from decoding.aggregators.base import AnswerSet, Candidate, make_aggregator
 from experiments.stats.intervals import Interval
 from pool.local_pool import LocalPool

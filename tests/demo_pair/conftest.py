@@ -115,7 +115,7 @@ def assert_same_answers(pool: LocalPool, expected: list[Reply], got: list[Reply]
 Ask = Callable[..., Any]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ask() -> Ask:
     """Answer one prompt: ask(pool, prompt, method, params, **sampling)."""
 
@@ -139,7 +139,7 @@ def ask() -> Ask:
     return go
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ask_all(ask: Ask) -> Ask:
     """Answer many prompts at once."""
 

@@ -29,10 +29,10 @@ async def headed() -> AsyncIterator[LocalPool]:
         yield pool
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[Reply]:
-    """Filled by the first test."""
-    return []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(headed: LocalPool, ask_all: Any, prompts: list[str]) -> list[Reply]:
+    replies: list[Reply] = await ask_all(headed, prompts[:16])
+    return replies
 
 
 @of_one_loop
@@ -40,8 +40,6 @@ def plain() -> list[Reply]:
 async def test_shipped_heads_draft_most_of_an_answer(
     headed: LocalPool, plain: list[Reply], ask_all: Any, prompts: list[str], drafter: str
 ) -> None:
-    if not plain:
-        plain += await ask_all(headed, prompts[:16])
     replies = await ask_all(headed, prompts[:16], "speculative", {"drafter": drafter, "length": "fixed"})
     assert_same_answers(headed, plain, replies)
     rounds = sum(reply.usage.speculation.rounds for reply in replies)
