@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,24 @@ def test_a_library_cut_short_is_compiled_again_once(
     native._find.cache_clear()
     assert native.library().turnout_panel() > 0
     assert compilations == [kept]
+
+
+def test_two_who_find_no_library_compile_one(
+    tmp_path: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, both, is_whole = threading.local(), threading.Barrier(2), native._is_whole
+
+    def seen(target: Path) -> bool:
+        found = is_whole(target)
+        if not hasattr(looked, "once"):
+            looked.once = both.wait(60)  # neither goes on before both have found nothing
+        return found
+
+    monkeypatch.setattr(native, "_is_whole", seen)
+    with ThreadPoolExecutor(2) as threads:
+        made = [done.result(60) for done in [threads.submit(native._load) for _ in range(2)]]
+    assert [Path(each._name) for each in made] == compilations * 2
+    assert [path.suffix for path in (tmp_path / "turnout" / "native").iterdir()] == [".so"]
 
 
 def test_a_damaged_library_that_cannot_be_replaced(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -199,7 +202,9 @@ def _load() -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_whole(target):
-            _compile(compiler, runtime, target)
+            with _alone_in(folder):
+                if not _is_whole(target):
+                    _compile(compiler, runtime, target)
         loaded = ctypes.CDLL(str(target))
     except OSError as error:
         message = f"their folder {folder} cannot be used: {error.strerror or error}; {REMEDY}"
@@ -286,8 +291,20 @@ def _is_whole(target: Path) -> bool:
     return whole
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes that compile here waiting, which then find the result; not where files cannot be locked."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _compile(compiler: str, runtime: str, target: Path) -> None:
-    """Compile to a temporary name and move it into place, so that two processes may do it at once."""
+    """Compile to a temporary name and move it into place: who reads it finds it whole, or not at all."""
     log.info("compiling the CPU kernels (once; kept in %s)", target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
