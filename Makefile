@@ -35,7 +35,7 @@ CHECK_ARGS ?=
 EXPERIMENT_ARGS ?=
 FAULTS_ARGS ?=
 
-.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-answers bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-schemas bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
+.PHONY: help venv lint format test test-smoke test-all test-faults search-properties test-drivers test-cluster test-cuda-kernels test-exactness test-kvstore-chaos test-chaos test-launch test-observability test-browser test-clients test-tokenizers test-neighbours real test-real venv-foreign check-foreign docs venv-peers venv-vllm bench bench-real bench-host bench-commits bench-times bench-load bench-long-context bench-ead bench-worksheets bench-ead-ablation bench-switching bench-routing bench-answers bench-speculation bench-codecs bench-hydragen bench-kvstore bench-scaling simulate-scaling bench-hop bench-cluster bench-batch bench-flood bench-endpoints experiments bench-frontier bench-telemetry bench-masks bench-schemas bench-structure soak chaos batch-chaos client demo demo-real serve train-demo train-worksheets train-heads train-routers train-kv-codecs console-shots proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,13 +66,16 @@ test: venv ## the default test suite (no GPU, no Redis server, no network)
 test-smoke: venv ## one small end-to-end test of each suite that `test` leaves out: two actors, a page, a scrape (2 minutes)
 	$(BIN)/pytest -m smoke --timeout 600 $(PYTEST_ARGS)
 
-test-all: test test-cluster test-browser test-observability test-cuda-kernels test-clients test-exactness ## every suite, before a release (3 hours)
+test-all: test test-drivers test-cluster test-browser test-observability test-cuda-kernels test-clients test-exactness ## every suite, before a release (3 hours)
 
 test-faults: venv ## plant each fault of tests/faults into a copy of the tree; the tests named there must catch it
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.plant $(FAULTS_ARGS)
 
 search-properties: venv ## ten times the cases of every property, different ones in each run (3 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "hypothesis and not clients" --hypothesis-profile=search $(PYTEST_ARGS)
+
+test-drivers: venv ## whole runs of the drivers of benchmarks, whose parts `make test` tests (3 minutes)
+	$(BIN)/pytest -m drivers --timeout 600 tests/benchmarks $(PYTEST_ARGS)
 
 test-cluster: venv ## model actors and deployments that are killed, restarted, moved, scaled, on Ray clusters of their own
 	$(BIN)/pytest -m "cluster and not exactness" --timeout 900 $(PYTEST_ARGS)

@@ -87,6 +87,7 @@ def listening(server: ThreadingHTTPServer) -> Iterator[None]:
         server.server_close()
 
 
+@pytest.mark.drivers
 async def test_what_arrives_is_what_the_server_served_to_each_tenant() -> None:
     server = Tallying()
     with listening(server):

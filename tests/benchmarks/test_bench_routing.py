@@ -73,6 +73,7 @@ def test_where_more_samples_bring_nothing_there_is_nothing_to_save() -> None:
     assert sample_verdict("large model", two).startswith("- large model, k = 2: not measured, because no prompt")
 
 
+@pytest.mark.drivers
 def test_the_answer_that_is_shown_is_counted_beside_the_one_that_is_there() -> None:
     """Samples are shared out by who may be right; a reranker that shows the first answer always gains nothing."""
     chances = np.repeat([1.0, 0.0, 0.5], 100)
@@ -168,6 +169,7 @@ def test_the_page_judges_the_probe_and_the_samples(share: float, verdict: str) -
     assert text.count(" | not known | not known | not known |") == 2
 
 
+@pytest.mark.drivers
 def test_a_router_is_trained_and_timed_on_the_demo_pair() -> None:
     trained, times = asyncio.run(measure(50, 2, 6, 1))
     total, held = trained.rows

@@ -31,6 +31,11 @@ RNG = np.random.default_rng(5)
 RIGHT = {SMALL: (RNG.random(COUNT) < 0.5).astype(float), LARGE: (RNG.random(COUNT) < 0.9).astype(float)}
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.frontier.figures.ROUNDS", 200)
+
+
 def answers(scores: np.ndarray, cost: np.ndarray, by_large: np.ndarray) -> Answers:
     return Answers(scores, dict.fromkeys(METERS, cost), 10.0 * by_large, np.full(len(scores), 10.0))
 
@@ -303,6 +308,7 @@ def test_without_the_models_alone_nothing_can_be_said(tmp_path: Path) -> None:
         run(parser(), measure, ["--spec", str(asked), "--store", str(root), "--no-write"])
 
 
+@pytest.mark.drivers
 def test_the_shipped_experiment_can_be_planned(tmp_path: Path) -> None:
     asked = read_spec(Path("ops/experiments/frontier.yaml"))
     plan = make_plan(asked, Store(tmp_path))

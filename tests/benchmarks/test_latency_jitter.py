@@ -24,6 +24,7 @@ async def pool() -> AsyncIterator[LocalPool]:
     await loaded.close()
 
 
+@pytest.mark.drivers
 async def test_it_is_measured_and_leaves_nothing(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CROWD": 20, "PREFIX": PREFIX, "ANSWER": 16, "LONG_PROMPT": 800}.items():
         monkeypatch.setattr(f"benchmarks.latency_jitter.{name}", value)

@@ -106,6 +106,7 @@ def test_a_single_bottleneck_carries_what_the_bound_says() -> None:
     assert front_bound(costs, spread, 16, pieces)["ingress"] == 8 * front_bound(costs, ONE, 16, pieces)["ingress"]
 
 
+@pytest.mark.drivers
 def test_a_slice_stands_for_all() -> None:
     costs = changed(ingress=Work(request_s=2e-3, chunk_s=2e-4), way=Way(draft=3, acceptance=0.6))
     for layout in (ONE, Layout("many", pools_per_ingress=8)):

@@ -25,6 +25,7 @@ async def pool() -> AsyncIterator[LocalPool]:
     await loaded.close()
 
 
+@pytest.mark.drivers
 async def test_a_short_soak_passes(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine there are few calls: some of them must be given up.
     monkeypatch.setattr("benchmarks.soak.TENANTS", dict.fromkeys(("alpha", "beta", "gamma"), 1 / 3))
