@@ -28,8 +28,8 @@ LEAST_LOGPROB = -100.0
 
 def entropy_bits(logp: torch.Tensor) -> torch.Tensor:
     """Entropy in bits of log-probabilities in nats: float32 [rows, vocab] -> [rows]. -inf counts as probability 0."""
-    nats: torch.Tensor = torch.special.entr(logp.exp()).sum(-1)
-    return nats * BITS_PER_NAT
+    surprise = logp.clamp_min(LEAST_LOGPROB).neg_()
+    return logp.exp().mul_(surprise).sum(-1) * BITS_PER_NAT  # `torch.special.entr` takes several times as long
 
 
 def certainty(logp: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decoding.few_left import shortened
 from decoding.processors.base import NOTHING, PACKAGE, Batch, LogitsProcessor, Stage
 from decoding.processors.count_penalties import CountPenalties
 from decoding.processors.logit_bias import LogitBias
@@ -182,6 +183,31 @@ def apply(
     Returns:
         float32 [rows, vocab]; `logits` itself where no row has a link.
     """
+    batch = Batch(contexts, raw, None, states)
+    if logits.device.type != "cpu":
+        return _applied(logits, batch, links)
+    parted = [_parted(chain) for chain in links]
+    made = _applied(logits, batch, [whole for whole, _ in parted])
+    after = [rest for _, rest in parted]
+    if not any(after):
+        return made
+    made = made.clone() if made is raw else made.contiguous()
+    for few in shortened(made, [row for row, rest in enumerate(after) if rest]):
+        values = _applied(few.values, batch.of(few.rows), [after[row] for row in few.rows])
+        few.put_back(values, made)
+        for row in few.rows:
+            after[row] = ()
+    return _applied(made, batch, after)
+
+
+def _parted(chain: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+    """Part a row's links into those up to its first truncation, and those after it that can do with what is left."""
+    cut = next((place + 1 for place, link in enumerate(chain) if link.stage >= Stage.TRUNCATE), len(chain))
+    return (chain[:cut], chain[cut:]) if all(link.part.reads_values for link in chain[cut:]) else (chain, ())
+
+
+def _applied(logits: torch.Tensor, batch: Batch, links: Rows[tuple[Link, ...]]) -> torch.Tensor:
+    """Return what each row's links make of it, [rows, any]; not modified, but itself where there are none."""
     groups: dict[tuple[int, int, str], tuple[list[int], list[LogitsProcessor]]] = {}
     for row, chain in enumerate(links):
         for link in chain:
@@ -190,11 +216,10 @@ def apply(
             parts.append(link.part)
     for _, (rows, parts) in sorted(groups.items()):
         cls = type(parts[0])
-        if len(rows) == len(contexts):
-            logits = cls.apply(logits, parts, Batch(contexts, raw, None, states))
+        if len(rows) == len(links):
+            logits = cls.apply(logits, parts, batch)
         else:
             places = torch.tensor(rows, device=logits.device)
-            batch = Batch([contexts[row] for row in rows], raw, places, states)
-            made = cls.apply(logits[places], parts, batch)
-            logits = logits.index_copy(0, places, made) if logits is raw else logits.index_copy_(0, places, made)
+            made = cls.apply(logits[places], parts, batch.of(rows))
+            logits = logits.index_copy(0, places, made)
     return logits

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from decoding.length_heads import Head
-from decoding.processors.base import row_sums
+from decoding.processors.base import row_entropy, row_sums
 
 LEAST_TEMPERATURE = 0.01
 STATISTICS = 4
@@ -65,6 +65,6 @@ def statistics(logits: torch.Tensor) -> torch.Tensor:
     together = best[:, :1]
     for place in range(1, best.shape[1]):
         together = together + best[:, place : place + 1]
-    entropy = row_sums(torch.special.entr(probs))
+    entropy = row_entropy(probs)
     spread = row_sums((probs - row_sums(probs) / probs.shape[-1]).square()) / max(probs.shape[-1] - 1, 1)
     return torch.cat([best[:, :1], entropy, spread, together], -1)

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat
 
 from decoding.contrast.base import Asked, Contrast, Stream, StreamRows
 from decoding.model import Model, ModelPool
-from decoding.processors.base import row_sums
+from decoding.processors.base import row_entropy
 from turnout.registry import MethodParams
 
 SOURCELESS = "sourceless"
@@ -49,7 +49,7 @@ class Pmi(Contrast):
     def combine(self, logits: torch.Tensor, rows: StreamRows) -> torch.Tensor:
         """See `Contrast.combine`."""
         main, sourceless = logits.log_softmax(-1).unbind(1)
-        entropy = row_sums(torch.special.entr(main.exp()))
+        entropy = row_entropy(main.exp())
         return torch.where(entropy >= self.params.threshold, main - self.params.weight * sourceless, main)
 
 

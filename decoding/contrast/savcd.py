@@ -13,7 +13,7 @@ from pydantic import Field, FiniteFloat
 
 from decoding.contrast.base import Ask, Asked, Contrast, Stream, StreamRows, outside
 from decoding.model import Model, ModelPool
-from decoding.processors.base import row_sums
+from decoding.processors.base import row_entropy
 from turnout.errors import invalid
 from turnout.registry import MethodParams
 
@@ -119,7 +119,7 @@ class Savcd(Contrast):
 
 def adaptive_share(main: torch.Tensor, most: float, gamma: float) -> torch.Tensor:
     """Share of the greatest probability that tokens must have: logits [rows, vocab] -> float32 [rows, 1]."""
-    entropy = row_sums(torch.special.entr(main.softmax(-1)))
+    entropy = row_entropy(main.softmax(-1))
     certain = 1.0 - entropy / torch.tensor(float(main.shape[-1])).log()
     return most * certain.clamp(0.0, 1.0) ** gamma
 

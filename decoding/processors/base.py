@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PACKAGE = "decoding.processors"
 NEG_INF = float("-inf")
 NOTHING = ReadSpec(draw=None)
+HUGE = 3e38  # above all logits
+LEAST = 2.0**-149  # of float32 above 0
 
 
 class Stage(IntEnum):
@@ -60,6 +62,12 @@ class Batch:
     all_raw: torch.Tensor
     places: torch.Tensor | None = None
     states: StepStates | None = None
+
+    def of(self, rows: Rows[int]) -> Batch:
+        """Return the batch of some of these rows."""
+        places = torch.tensor(rows, device=self.all_raw.device)
+        where = places if self.places is None else self.places[places]
+        return replace(self, contexts=[self.contexts[row] for row in rows], places=where)
 
     @property
     def raw(self) -> torch.Tensor:
@@ -106,6 +114,8 @@ class LogitsProcessor(Part):
         greedy_only: whether it scores candidates for a search, so that a request must have temperature 0.
         prefix_pure: whether a row follows from tokens alone. If not, it also depends on what was recorded with them
             (`Token.surprise_bits`): no draft can be judged by it, and an answer is made again, not gone on with.
+        reads_values: whether it goes by the values of a row alone, not by which tokens they are of, and leaves excluded
+            tokens so: where few are left, it is shown these only.
         off: parameters with which it changes nothing.
     """
 
@@ -114,6 +124,7 @@ class LogitsProcessor(Part):
     keeps_best: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
     prefix_pure: ClassVar[bool] = True
+    reads_values: ClassVar[bool] = False
     off: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -176,13 +187,48 @@ def row_sums(values: torch.Tensor) -> torch.Tensor:
     `torch.sum` adds in an order that depends on the number of rows and of threads; halves are added element by element.
     """
     while (size := values.shape[-1]) > 1:
-        half = (size + 1) // 2
-        front = values[:, :half].clone()
-        front[:, : size - half] += values[:, half:]
-        values = front
+        half = size // 2
+        added = values[:, :half] + values[:, size - half :]
+        values = torch.cat([added, values[:, half : half + 1]], -1) if size % 2 else added
     return values
 
 
-def keep(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Exclude the tokens that are not kept (bool [rows, vocab]); the most probable token is always kept."""
-    return logits.masked_fill(~kept & (logits < logits.amax(-1, keepdim=True)), NEG_INF)
+def row_entropy(probs: torch.Tensor) -> torch.Tensor:
+    """Entropies of rows in nats, [rows, vocab] -> [rows, 1]; `torch.special.entr` takes several times as long."""
+    surprise = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_()
+    return row_sums(surprise.mul_(probs))
+
+
+def first_of_least(values: torch.Tensor) -> torch.Tensor:
+    """Return int64 [rows, 1], the first place of each row's least value; numpy's search is the faster on a CPU."""
+    if values.device.type != "cpu":
+        return values.argmin(-1, keepdim=True)
+    return torch.from_numpy(values.detach().numpy().argmin(-1, keepdims=True))
+
+
+def remaining(logits: torch.Tensor) -> torch.Tensor:
+    """Return how many tokens of each row are not excluded: float32 [rows, 1]."""
+    if bool((logits.amin(-1) > NEG_INF).all()):
+        return logits.new_full((len(logits), 1), logits.shape[-1])
+    return (logits > NEG_INF).sum(-1, keepdim=True).float()
+
+
+def keep_from(logits: torch.Tensor, scores: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Exclude the tokens whose scores are below their rows' floors; those with a row's best score always stay.
+
+    Args:
+        logits: float32 [rows, vocab].
+        scores: float32 [rows, vocab]; they grow with the logits.
+        floor: float32 [rows, 1]; -inf keeps all.
+    """
+    floor = torch.minimum(floor, scores.amax(-1, keepdim=True)).clamp_min(-HUGE)
+    return exclude(logits, floor - scores)
+
+
+def exclude(logits: torch.Tensor, excess: torch.Tensor) -> torch.Tensor:
+    """Exclude the tokens whose excess, float32 [rows, vocab], is above 0; it is overwritten.
+
+    By a bound for each, huge or -inf: on a CPU `masked_fill` and `where` take several times as long.
+    """
+    bound = torch.threshold_(excess.neg_(), -LEAST, NEG_INF)
+    return torch.minimum(bound.add_(HUGE), logits)

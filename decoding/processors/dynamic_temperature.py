@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat, model_validator
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, row_sums
+from decoding.processors.base import Batch, LogitsProcessor, Stage, remaining, row_entropy
 from turnout.errors import FieldError
 from turnout.registry import MethodParams
 
@@ -33,6 +33,7 @@ class DynamicTemperature(LogitsProcessor):
     Params = DynamicTemperatureParams
     params: DynamicTemperatureParams
     stage = Stage.TEMPERATURE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"low": 1.0, "high": 1.0}
 
@@ -42,9 +43,8 @@ class DynamicTemperature(LogitsProcessor):
         low = batch.tensor([part.params.low for part in parts])
         high = batch.tensor([part.params.high for part in parts])
         exponent = batch.tensor([part.params.exponent for part in parts])
-        entropy = row_sums(torch.special.entr(logits.softmax(-1)))
-        greatest = logits.isfinite().sum(-1, keepdim=True).clamp(min=2).float().log()
-        share: torch.Tensor = (entropy / greatest).clamp(0.0, 1.0) ** exponent
+        greatest = remaining(logits).clamp(min=2).log()
+        share: torch.Tensor = (row_entropy(logits.softmax(-1)) / greatest).clamp(0.0, 1.0) ** exponent
         return logits / (low + (high - low) * share)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, row_sums
+from decoding.processors.base import Batch, LogitsProcessor, Stage, row_entropy
 from turnout.registry import MethodParams
 
 BISECTIONS = 60
@@ -63,7 +63,7 @@ class EntropyMinimisation(LogitsProcessor):
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:
     """Nats, [rows, 1]."""
-    return row_sums(torch.special.entr(logits.softmax(-1)))
+    return row_entropy(logits.softmax(-1))
 
 
 def _descend(logits: torch.Tensor, params: Rows[EntropyMinimisationParams], batch: Batch) -> torch.Tensor:
@@ -76,7 +76,7 @@ def _descend(logits: torch.Tensor, params: Rows[EntropyMinimisationParams], batc
     moved, first, second = logits, torch.zeros_like(logits), torch.zeros_like(logits)
     for step in range(1, max(each.steps for each in params) + 1):
         probs = moved.softmax(-1)
-        entropy = row_sums(torch.special.entr(probs))
+        entropy = row_entropy(probs)
         active = (entropy >= floor) & (step <= steps)
         if not bool(active.any()):
             break

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, keep
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep_from
 from turnout.registry import MethodParams
 
 
@@ -24,13 +24,14 @@ class EpsilonCutoff(LogitsProcessor):
     Params = EpsilonCutoffParams
     params: EpsilonCutoffParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"epsilon": 0.0}
 
     @classmethod
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """See `LogitsProcessor.apply`."""
-        return keep(logits, logits.softmax(-1) >= batch.tensor([part.params.epsilon for part in parts]))
+        return keep_from(logits, logits.softmax(-1), batch.tensor([part.params.epsilon for part in parts]))
 
 
 PART = EpsilonCutoff

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, keep, row_sums
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep_from, row_entropy
 from turnout.registry import MethodParams
 
 
@@ -24,6 +24,7 @@ class EtaCutoff(LogitsProcessor):
     Params = EtaCutoffParams
     params: EtaCutoffParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"epsilon": 0.0}
 
@@ -32,8 +33,7 @@ class EtaCutoff(LogitsProcessor):
         """See `LogitsProcessor.apply`."""
         epsilon = batch.tensor([part.params.epsilon for part in parts])
         probs = logits.softmax(-1)
-        entropy = row_sums(torch.special.entr(probs))
-        return keep(logits, probs >= torch.minimum(epsilon, epsilon.sqrt() * (-entropy).exp()))
+        return keep_from(logits, probs, torch.minimum(epsilon, epsilon.sqrt() * (-row_entropy(probs)).exp()))
 
 
 PART = EtaCutoff

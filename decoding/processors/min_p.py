@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep_from
 from turnout.registry import MethodParams
 
 
@@ -24,6 +24,7 @@ class MinP(LogitsProcessor):
     Params = MinPParams
     params: MinPParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"p": 0.0}
 
@@ -31,7 +32,7 @@ class MinP(LogitsProcessor):
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """See `LogitsProcessor.apply`."""
         floor = logits.amax(-1, keepdim=True) + batch.tensor([part.params.p for part in parts]).log()
-        return logits.masked_fill(logits < floor, NEG_INF)
+        return keep_from(logits, logits, floor)
 
 
 PART = MinP

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import NOTHING, Batch, LogitsProcessor, Stage, keep
+from decoding.processors.base import NEG_INF, NOTHING, Batch, LogitsProcessor, Stage, keep_from
 from decoding.read_spec import ReadSpec
 from decoding.row_context import RowContext
 from turnout.registry import MethodParams
@@ -37,6 +37,7 @@ class Mirostat(LogitsProcessor):
     Params = MirostatParams
     params: MirostatParams
     stage = Stage.RESHAPE
+    reads_values = True
     keeps_best = True
     prefix_pure = False
     off: ClassVar = {"tau": 0.0}
@@ -54,8 +55,8 @@ class Mirostat(LogitsProcessor):
         """See `LogitsProcessor.apply`."""
         active = batch.tensor([part.params.tau > 0 for part in parts], torch.bool)
         bounds = batch.tensor([part.bound(context) for part, context in zip(parts, batch.contexts, strict=True)])
-        surprise = logits.log_softmax(-1) * -BITS_PER_NAT
-        return torch.where(active, keep(logits, surprise <= bounds), logits)
+        bits = logits.log_softmax(-1) * BITS_PER_NAT
+        return keep_from(logits, bits, (-bounds).masked_fill(~active, NEG_INF))
 
     def bound(self, context: RowContext) -> float:
         """Most bits of surprise that a token may have after those that are written."""

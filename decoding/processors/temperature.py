@@ -29,6 +29,7 @@ class Temperature(LogitsProcessor):
     Params = TemperatureParams
     params: TemperatureParams
     stage = Stage.TEMPERATURE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"temperature": 1.0}
 

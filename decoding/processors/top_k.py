@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field
 
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
+from decoding.processors.base import Batch, LogitsProcessor, Stage, keep_from
 from turnout.registry import MethodParams
 
 
@@ -26,6 +26,7 @@ class TopK(LogitsProcessor):
     Params = TopKParams
     params: TopKParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"k": 0}
 
@@ -36,7 +37,7 @@ class TopK(LogitsProcessor):
         sizes = [min(part.params.k or vocab, vocab) for part in parts]
         best = logits.topk(max(sizes), dim=-1).values
         last = best.gather(-1, batch.tensor([size - 1 for size in sizes], torch.int64))
-        return logits.masked_fill(logits < last, NEG_INF)
+        return keep_from(logits, logits, last)
 
 
 PART = TopK

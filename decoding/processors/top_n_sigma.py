@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import Batch, LogitsProcessor, Stage, keep, row_sums
+from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage, keep_from, remaining, row_sums
 from turnout.registry import MethodParams
 
 
@@ -24,6 +24,7 @@ class TopNSigma(LogitsProcessor):
     Params = TopNSigmaParams
     params: TopNSigmaParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"n": 0.0}
 
@@ -31,11 +32,13 @@ class TopNSigma(LogitsProcessor):
     def apply(cls, logits: torch.Tensor, parts: Rows[Self], batch: Batch) -> torch.Tensor:
         """See `LogitsProcessor.apply`."""
         n = batch.tensor([part.params.n for part in parts])
-        finite = logits.isfinite()
-        count = finite.sum(-1, keepdim=True)
-        mean = row_sums(logits.where(finite, 0.0)) / count
-        spread = (row_sums((logits - mean).where(finite, 0.0).square()) / count).sqrt()
-        return keep(logits, (logits >= logits.amax(-1, keepdim=True) - n * spread) | (n == 0))
+        count = remaining(logits)
+        finite = None if bool((count == logits.shape[-1]).all()) else logits > NEG_INF
+        mean = row_sums(logits if finite is None else logits.where(finite, 0.0)) / count
+        apart = logits - mean
+        spread = (row_sums((apart if finite is None else apart.where(finite, 0.0)).square()) / count).sqrt()
+        floor = logits.amax(-1, keepdim=True) - n * spread
+        return keep_from(logits, logits, floor.masked_fill(n == 0, NEG_INF))
 
 
 PART = TopNSigma

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
+from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage, keep_from
 from turnout.registry import MethodParams
 
 SORTED = 64  # tokens of a row that are sorted at first, to find its nucleus
@@ -26,6 +26,7 @@ class TopP(LogitsProcessor):
     Params = TopPParams
     params: TopPParams
     stage = Stage.TRUNCATE
+    reads_values = True
     keeps_best = True
     off: ClassVar = {"p": 1.0}
 
@@ -57,12 +58,12 @@ def nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         size = min(4 * size, vocab)
     count = inside.sum(-1, keepdim=True).clamp(min=1)  # a top_p below what float32 holds is 0 here
     last = values.gather(-1, count - 1)
-    dropped = logits < last
-    equal = logits == last
-    spare = vocab - dropped.sum(-1, keepdim=True) - count  # of those equal to the last, too many
-    if bool((spare > 0).any()):
-        dropped |= equal & (equal.cumsum(-1) > equal.sum(-1, keepdim=True) - spare)
-    return logits.masked_fill(dropped, NEG_INF)
+    kept = keep_from(logits, logits, last)
+    if bool(((values.gather(-1, count.clamp(max=size - 1)) == last) & (count < size)).any()):
+        equal = logits == last
+        spare = (logits >= last).sum(-1, keepdim=True) - count  # of those equal to the last, too many
+        kept = kept.masked_fill(equal & (equal.cumsum(-1) > equal.sum(-1, keepdim=True) - spare), NEG_INF)
+    return kept
 
 
 PART = TopP

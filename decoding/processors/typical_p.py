@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage, row_sums
+from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage, row_entropy
 from turnout.registry import MethodParams
 
 
@@ -24,6 +24,7 @@ class TypicalP(LogitsProcessor):
     Params = TypicalPParams
     params: TypicalPParams
     stage = Stage.TRUNCATE
+    reads_values = True
     off: ClassVar = {"p": 1.0}
 
     @classmethod
@@ -31,7 +32,7 @@ class TypicalP(LogitsProcessor):
         """See `LogitsProcessor.apply`."""
         limits = batch.tensor([part.params.p for part in parts])
         logp = logits.log_softmax(-1)
-        entropy = row_sums(torch.special.entr(logp.exp()))
+        entropy = row_entropy(logp.exp())
         order = (-logp - entropy).abs().argsort(dim=-1, stable=True)
         mass = logp.gather(-1, order).exp()
         inside = (mass.cumsum(-1) - mass < limits) | (limits >= 1.0)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, FiniteFloat
 
 from decoding.noise import Purpose, noise_key, uniform
-from decoding.processors.base import NEG_INF, Batch, LogitsProcessor, Stage
+from decoding.processors.base import LEAST, Batch, LogitsProcessor, Stage, exclude, first_of_least
 from turnout.registry import MethodParams
 
 
@@ -28,6 +28,7 @@ class Xtc(LogitsProcessor):
     Params = XtcParams
     params: XtcParams
     stage = Stage.RESHAPE
+    reads_values = True
     off: ClassVar = {"chance": 0.0}
 
     @classmethod
@@ -35,11 +36,12 @@ class Xtc(LogitsProcessor):
         """See `LogitsProcessor.apply`."""
         keys = [noise_key(each.seq.seed, each.position, Purpose.EXCLUDE) for each in batch.contexts]
         acts = [uniform(key) < part.params.chance for key, part in zip(keys, parts, strict=True)]
-        probs = logits.softmax(-1)
-        top = probs >= batch.tensor([part.params.threshold for part in parts])
-        least = probs.where(top, 2.0).argmin(-1, keepdim=True)
-        excluded = top.scatter(-1, least, False) & (top.sum(-1, keepdim=True) > 1)
-        return logits.masked_fill(excluded & batch.tensor(acts, torch.bool), NEG_INF)
+        never = 2.0
+        floors = [part.params.threshold if act else never for act, part in zip(acts, parts, strict=True)]
+        above = logits.softmax(-1) - batch.tensor(floors)
+        # The first one of the least of those above stays; where there is none, that is any token.
+        least = first_of_least(torch.threshold(above, -LEAST, never))
+        return exclude(logits, above.scatter(-1, least, -1.0).add_(LEAST))
 
 
 PART = Xtc

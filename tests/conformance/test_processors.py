@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding import few_left, processor_chain
 from decoding import logits as logits_module
 from decoding.model import ModelPool, Request
 from decoding.processor_chain import chain_of, open_networks, reads_of
@@ -182,6 +183,42 @@ def test_something_is_left_and_the_best_stays_where_promised(name: str) -> None:
         if part.keeps_best:
             kept = made.gather(-1, raw.argmax(-1, keepdim=True))
             assert torch.equal(kept, made.amax(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", [name for name, part in PROCESSORS.items() if part.stage >= Stage.TRUNCATE])
+def test_what_few_tokens_are_left_for_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a truncation, on rows shortened to what it left: as on whole rows, and alone as among others."""
+    raw = torch.randn((ROWS, 2000), generator=torch.Generator().manual_seed(2))
+    raw *= torch.arange(1, ROWS + 1)[:, None] / 3  # from nearly flat to peaked
+    raw[:, 7:9] = raw.amax(-1, keepdim=True) - 0.5  # alike, and left by most
+
+    def rows() -> list[RowContext]:
+        made = rows_of(name, ACTIVE[name], PROCESSORS[name].greedy_only)
+        for place, row in enumerate(made):
+            cut = PartChoice.of("top_p", p=0.7) if place % 4 else PartChoice.of("top_k", k=3)
+            processors = (cut, *row.seq.sampling.processors)
+            row.seq.sampling = row.seq.sampling.model_copy(update={"temperature": 1.0, "processors": processors})
+            row.seq.chain = None
+        return made
+
+    monkeypatch.setattr(few_left, "SIZES", ())
+    whole = choice_scores(raw, rows())
+    sizes, seen = (4, 16, 64, 250), set[int]()
+    monkeypatch.setattr(few_left, "SIZES", sizes)
+    found = few_left.shortened
+
+    def watched(logits: torch.Tensor, places: list[int]) -> Any:
+        for few in found(logits, places):
+            seen.add(few.values.shape[1])
+            yield few
+
+    monkeypatch.setattr(processor_chain, "shortened", watched)
+    made = choice_scores(raw, rows())
+    assert torch.equal(made.isfinite(), whole.isfinite())
+    assert torch.allclose(made, whole, atol=1e-5)
+    assert seen == (set(sizes) if PROCESSORS[name].reads_values else set())
+    for place, row in enumerate(rows()):
+        assert torch.equal(choice_scores(raw[place : place + 1], [row])[0], made[place])
 
 
 async def answered(
