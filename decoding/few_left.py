@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# Tokens that shortened rows have. A row gets the least that it fits in, whatever rows are beside it: the last bits of
+# Tokens that shortened rows have. A row gets the least that it fits in, whatever rows are next to it: the last bits of
 # sums over it depend on how long it is.
 SIZES = (64, 512, 4096)
 LEAST_GAIN = 8  # a row is shortened to one part of these, or less
