@@ -42,7 +42,8 @@ def shortened(logits: torch.Tensor, rows: Rows[int]) -> Iterator[Shortened]:
         rows: to look at.
     """
     vocab, numbers = logits.shape[-1], np.asarray(rows)
-    left = (logits if len(rows) == len(logits) else logits[torch.from_numpy(numbers)]).numpy() > -np.inf
+    whole = logits.detach() if len(rows) == len(logits) else logits.detach()[torch.from_numpy(numbers)]
+    left = whole.numpy() > -np.inf
     counts = np.array([np.count_nonzero(row) for row in left])
     sizes = [size for size in SIZES if size * LEAST_GAIN <= vocab]
     fits = np.searchsorted(sizes, counts)  # the first that is enough

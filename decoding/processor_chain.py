@@ -202,6 +202,8 @@ def apply(
 
 def _parted(chain: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
     """Part a row's links into those up to its first truncation, and those after it that can do with what is left."""
+    if len(chain) < 2:
+        return chain, ()
     cut = next((place + 1 for place, link in enumerate(chain) if link.stage >= Stage.TRUNCATE), len(chain))
     return (chain[:cut], chain[cut:]) if all(link.part.reads_values for link in chain[cut:]) else (chain, ())
 
@@ -214,6 +216,7 @@ def _applied(logits: torch.Tensor, batch: Batch, links: Rows[tuple[Link, ...]]) 
             rows, parts = groups.setdefault(link.place, ([], []))
             rows.append(row)
             parts.append(link.part)
+    given = logits
     for _, (rows, parts) in sorted(groups.items()):
         cls = type(parts[0])
         if len(rows) == len(links):
@@ -221,5 +224,5 @@ def _applied(logits: torch.Tensor, batch: Batch, links: Rows[tuple[Link, ...]]) 
         else:
             places = torch.tensor(rows, device=logits.device)
             made = cls.apply(logits[places], parts, batch.of(rows))
-            logits = logits.index_copy(0, places, made)
+            logits = logits.index_copy(0, places, made) if logits is given else logits.index_copy_(0, places, made)
     return logits
