@@ -27,7 +27,7 @@ PACKAGE = "decoding.processors"
 NEG_INF = float("-inf")
 NOTHING = ReadSpec(draw=None)
 HUGE = 3e38  # above all logits
-LEAST = 2.0**-149  # of float32 above 0
+LEAST = 2.0**-126  # less than what matters differs by; nothing smaller, which some libraries make 0
 
 
 class Stage(IntEnum):

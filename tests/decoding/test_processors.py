@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from decoding.logits import choice_scores
+from decoding.processors.base import keep_from
 from decoding.processors.bregman_top_k import BregmanTopKParams, Problem
 from decoding.processors.fsd import Fsd
 from decoding.processors.momentum import Momentum
@@ -245,3 +246,19 @@ def test_parameters_of_a_sequence_that_are_replaced_hold_from_then_on() -> None:
     assert context.seq.chain is chain  # what it knows of the text stays
     context.seq.sampling = context.seq.sampling.model_copy(update={"processors": ()})
     assert torch.equal(choice_scores(raw, [context]), raw)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_is_at_the_floor_stays_where_a_library_made_subnormal_numbers_zero(flushed: bool) -> None:
+    scores = torch.tensor([[1.0, 2.0, 3.0, float("-inf")]]).repeat(1, 5)  # more than one vector of a processor
+    assert torch.set_flush_denormal(flushed) or not flushed
+    try:
+        kept = [keep_from(scores, scores, torch.tensor([[floor]])) for floor in (2.0, 9.0, float("-inf"))]
+    finally:
+        torch.set_flush_denormal(False)
+    assert [made.isfinite()[0, :4].tolist() for made in kept] == [
+        [False, True, True, False],
+        [False, False, True, False],
+        [True, True, True, False],
+    ]
+    assert all(torch.equal(made[:, :4].repeat(1, 5), made) for made in kept)
