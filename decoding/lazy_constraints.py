@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from decoding.logits import allowed_by_structure, best_tokens, keep_allowed
+from decoding.best_tokens import best_tokens
+from decoding.logits import allowed_by_structure, keep_allowed
 from decoding.processor_chain import chain_of
 from decoding.processors.base import NEG_INF
 from decoding.processors.temperature import Temperature

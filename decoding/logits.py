@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from decoding.best_tokens import best_tokens
 from decoding.constraints.base import ALL, ANY, EIGHT, Mask
 from decoding.processor_chain import apply, chain_of
 from decoding.processors.base import NEG_INF
@@ -38,16 +39,6 @@ def certainty(logp: torch.Tensor) -> torch.Tensor:
     A log-probability below `LEAST_LOGPROB` counts as that, so that one impossible token does not make it infinite.
     """
     return -logp.clamp_min(LEAST_LOGPROB).mean(-1) - math.log(logp.shape[-1])
-
-
-def best_tokens(scores: torch.Tensor) -> torch.Tensor:
-    """Return int64 [rows], the first of each row's greatest scores, of float32 [rows, vocab].
-
-    The same as `scores.argmax(-1)`, which on a processor takes several times as long as numpy's.
-    """
-    if scores.device.type != "cpu":
-        return scores.argmax(-1)
-    return torch.from_numpy(scores.detach().numpy().argmax(-1))
 
 
 def process(logits: torch.Tensor, rows: Rows[RowContext], states: StepStates | None = None) -> torch.Tensor:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from decoding.best_tokens import best_tokens
 from decoding.constraints.base import is_forced
 from decoding.lazy_constraints import exclude_refused, lazy_rows, unbound
 from decoding.logits import (
     BITS_PER_NAT,
     allowed_by_structure,
-    best_tokens,
     certainty,
     choice_scores,
     entropy_bits,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from decoding.logits import best_tokens
+from decoding.best_tokens import best_tokens
 from decoding.model import NoiseKind, Readout, ReadSpec
 from decoding.noise import Purpose, gumbel, noise_keys, seed_keys
 from decoding.processor_chain import apply, chain_of

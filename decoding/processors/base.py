@@ -199,13 +199,6 @@ def row_entropy(probs: torch.Tensor) -> torch.Tensor:
     return row_sums(surprise.mul_(probs))
 
 
-def first_of_least(values: torch.Tensor) -> torch.Tensor:
-    """Return int64 [rows, 1], the first place of each row's least value; numpy's search is the faster on a CPU."""
-    if values.device.type != "cpu":
-        return values.argmin(-1, keepdim=True)
-    return torch.from_numpy(values.detach().numpy().argmin(-1, keepdims=True))
-
-
 def remaining(logits: torch.Tensor) -> torch.Tensor:
     """Return how many tokens of each row are not excluded: float32 [rows, 1]."""
     if bool((logits.amin(-1) > NEG_INF).all()):

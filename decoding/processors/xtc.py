@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Self
 import torch
 from pydantic import Field, FiniteFloat
 
+from decoding.best_tokens import best_tokens
 from decoding.noise import Purpose, noise_key, uniform
-from decoding.processors.base import LEAST, Batch, LogitsProcessor, Stage, exclude, first_of_least
+from decoding.processors.base import LEAST, Batch, LogitsProcessor, Stage, exclude
 from turnout.registry import MethodParams
 
 
@@ -40,7 +41,7 @@ class Xtc(LogitsProcessor):
         floors = [part.params.threshold if act else never for act, part in zip(acts, parts, strict=True)]
         above = logits.softmax(-1) - batch.tensor(floors)
         # The first one of the least of those above stays; where there is none, that is any token.
-        least = first_of_least(torch.threshold(above, -LEAST, never))
+        least = best_tokens(torch.threshold(above, -LEAST, never).neg_())[:, None]
         return exclude(logits, above.scatter(-1, least, -1.0).add_(LEAST))
 
 

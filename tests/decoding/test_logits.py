@@ -14,7 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.logits import best_tokens, entropy_bits, process
+from decoding.best_tokens import best_tokens
+from decoding.logits import entropy_bits, process
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
 from turnout.types import SamplingParams, Token

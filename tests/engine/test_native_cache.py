@@ -168,12 +168,12 @@ def test_a_library_cut_short_is_compiled_again_once(
 def test_two_who_find_no_library_compile_one(
     tmp_path: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, both, is_whole = threading.local(), threading.Barrier(2), native._is_whole
+    looked, barrier, is_whole = threading.local(), threading.Barrier(2), native._is_whole
 
     def seen(target: Path) -> bool:
         found = is_whole(target)
         if not hasattr(looked, "once"):
-            looked.once = both.wait(60)  # neither goes on before both have found nothing
+            looked.once = barrier.wait(60)  # until the other one has looked, too
         return found
 
     monkeypatch.setattr(native, "_is_whole", seen)
