@@ -59,6 +59,11 @@ class Pieces:
             return cls(path)
         return cls(path, json.loads(path.read_text(encoding="utf-8")).get(KEPT, {}))
 
+    def busiest(self) -> dict[str, str] | None:
+        """The machine of the piece next to which most other work ran, for a page's head; None: no piece is there."""
+        machines = [piece["machine"] for piece in self.kept.values()]
+        return max(machines, key=lambda each: float(each.get("load average at start", 0)), default=None)
+
     def has(self, name: str, setting: Values) -> bool:
         """Whether a piece was measured in this setting."""
         # As JSON writes it: a tuple is a list there.

@@ -40,7 +40,8 @@ def page(pieces: Pieces, failed: dict[str, str]) -> Report:
         "Several answers, doubts, and looking ahead",
         "`make bench-answers`. Every piece is a run of its own, next to other work on the machine: no times are"
         " given; accuracy, tokens and FLOPs are counted. Sentences that compare are computed from the rows: better and"
-        " worse are those whose 95% interval is on one side of 0.",
+        " worse are those whose 95% interval is on one side of 0. The machine is that of the busiest piece.",
+        machine=pieces.busiest(),
     )
     write_sections(report, SECTIONS, pieces, failed)
     return report

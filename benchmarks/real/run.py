@@ -40,7 +40,8 @@ def page(pieces: Pieces, failed: dict[str, str]) -> Report:
         f"A real model: {real_model.TITLE}",
         "`make bench-real`, with the model of `make real`: 135 M parameters, converted from a GGUF file of 4-bit"
         " weights (Q4_1), which llama.cpp runs as shipped too. Every piece is a run of its own; where pieces differ in"
-        " machine or date, the last table says so.",
+        " machine or date, the last table says so; here stands that of the busiest.",
+        machine=pieces.busiest(),
     )
     write_sections(report, SECTIONS, pieces, failed)
     return report

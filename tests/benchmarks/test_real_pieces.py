@@ -194,3 +194,10 @@ def test_a_default_below_its_floor_is_named() -> None:
     assert "The default: met." in text
     assert "copyspec (speculation-code-1) 1 of 2" in text
     assert "Did not run: swift: no layers." in text
+
+
+def test_a_page_of_pieces_names_the_machine_of_the_busiest() -> None:
+    loads = {"one": "0.9", "two": "6.9", "three": "1.7"}
+    kept = {name: {"machine": {"load average at start": load}} for name, load in loads.items()}
+    assert Pieces(None, kept).busiest() == {"load average at start": "6.9"}
+    assert Pieces(None).busiest() is None
