@@ -51,8 +51,8 @@ class EngineConfig(Section):
         float,
         Field(
             gt=1,
-            description="how many times longer a step may take for prompts fed along with running requests, or for the "
-            "requests that another model of its device will bring it",
+            description="how many times longer a step may take for prompts fed along with running requests (more where "
+            "more of them wait than run), or for the requests that another model of its device will bring it",
         ),
     ] = 1.75
     short_step_s: Annotated[

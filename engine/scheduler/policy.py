@@ -3,13 +3,14 @@
 Stall-free batches (paper #239, Sarathi-Serve): first decodes and drafts, then tokens that running requests must catch
 up on, then prompts in progress, then new prompts, then background operations. A step is bounded by time, not only by
 tokens: while requests decode, other tokens may stretch their step to at most `max_slowdown` times its length, so chunks
-of a prompt shrink as it attends to more. Several prompts share one forward (paper #186, Prepacking: in ragged batches,
-one long row). If tenants compete, `fairness` bounds the step as well. Pure decisions: no tensors, no event loop.
+of a prompt shrink as it attends to more; further where more prompts wait than requests decode. Several prompts share
+one forward (paper #186, Prepacking: in ragged batches, one long row). If tenants compete, `fairness` bounds the step as
+well. Pure decisions: no tensors, no event loop.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -23,6 +24,8 @@ from engine.scheduler.limits import DeviceState, Limits, Load, P, Waiting, arran
 
 # Of a step of one token, whose cost is fixed: tokens that fit into this much more cost others next to nothing.
 FREE_STRETCH = 1.25
+# Prompts for each running request that may stretch a step, each by as much as one alone.
+MOST_CROWDED = 8.0
 NO_PARTS: Mapping[str, float] = {}
 
 
@@ -321,9 +324,25 @@ class _Plan:
         if own + elsewhere == 0.0:
             return inf
         sharers = 1 + sum(load.has_prompts for load in self._neighbours)
-        limit = max(own + (self._limits.max_slowdown - 1.0) * (own + elsewhere) / sharers, self._limits.short_s)
+        crowding = self._crowding() if elsewhere == 0.0 else 1.0
+        stretch = (self._limits.max_slowdown - 1.0) * crowding
+        limit = max(own + stretch * (own + elsewhere) / sharers, self._limits.short_s)
         # If only other models decode, the step costs at least one token's: a little more costs little more.
         return limit if own else max(limit, FREE_STRETCH * self._times.seconds(1, 1, 1))
+
+    def _crowding(self) -> float:
+        """Return how many prompts wait for each running request, of the tenant with the fewest: 1 to `MOST_CROWDED`.
+
+        A few running requests would otherwise end as fast as prompts are read with them: they would keep all others
+        waiting, and every step would be nearly empty.
+        """
+        running: Counter[str] = Counter()
+        prompts: Counter[str] = Counter()
+        for work in self._waiting:
+            if not work.background:
+                (running if work.running or is_decode(work) else prompts)[work.tenant] += 1
+        fewest = min((prompts[tenant] / number for tenant, number in running.items()), default=1.0)
+        return min(max(fewest, 1.0), MOST_CROWDED)
 
     def _chunk(self, work: Waiting, limit: float, part: float, least: int) -> int:
         """Return the tokens to feed: all, or a chunk that keeps the limits and does not cut the atomic tail."""
