@@ -23,7 +23,7 @@ from benchmarks.peers.remote import ROOT, RemotePeer
 from benchmarks.peers.workloads import Decode, Mixed, Prefill, Workload
 
 ENGINE = "benchmarks.peers.turnout_engine"
-WORK = (Decode(1, 64), Decode(8, 48), Mixed(requests=32, shortest=32, longest=256, tokens=64), Prefill(2000))
+WORK = (Decode(1, 32), Decode(8, 48), Mixed(requests=32, shortest=32, longest=256, tokens=64), Prefill(2000))
 QUICK_SHAPES = ("35 M",)
 
 

@@ -73,8 +73,8 @@ REAL_TEXT = (OURS, INT4, GENERATE, VLLM, VLLM_FLOAT32, LLAMA_CPP, LLAMA_CPP_SHIP
 def random_model_work() -> dict[Workload, tuple[str, ...]]:
     """Workloads on a model of random weights, and the engines that do them; the first is compared with the others."""
     return {
-        Decode(batch=1, tokens=128): EQUAL_LENGTHS,
-        Decode(batch=8, tokens=128): EQUAL_LENGTHS,
+        Decode(batch=1, tokens=64): EQUAL_LENGTHS,
+        Decode(batch=8, tokens=64): EQUAL_LENGTHS,
         Prefill(tokens=2000): EQUAL_LENGTHS,
         Mixed(requests=32, shortest=32, longest=256, tokens=64): ANY_LENGTHS,
         SharedPrefix(shared=1500, own=32): (OURS, OPENVINO_BATCHING, LLAMA_CPP, VLLM),

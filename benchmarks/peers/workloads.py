@@ -70,7 +70,11 @@ class RandomPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decoding after equally long prompts; the time to the first token is measured apart and taken off."""
+    """Decoding after equally long prompts: answers of two lengths, whose times differ by the tokens between them.
+
+    The time to a first token would be no measure of reading: with several prompts, engines decode some while they read
+    others, in steps of another kind.
+    """
 
     batch: int
     tokens: int
@@ -82,15 +86,15 @@ class Decode:
         return f"decode, batch {self.batch}"
 
     def measure(self, engine: Generator, number: int) -> Reading:
-        """Tokens after the first, per second."""
+        """Tokens behind the first `tokens` of each answer, per second."""
         prompts = RandomPrompts(f"{self.name}/{number}")
         seconds, tokens = 0.0, 0
         answers: list[list[int]] = []
         while seconds < AT_LEAST_S:
-            first = engine.generate(prompts.batch(self.batch, PROMPT_TOKENS), 1)
-            whole = engine.generate(prompts.batch(self.batch, PROMPT_TOKENS), self.tokens + 1)
+            half = engine.generate(prompts.batch(self.batch, PROMPT_TOKENS), self.tokens)
+            whole = engine.generate(prompts.batch(self.batch, PROMPT_TOKENS), 2 * self.tokens)
             answers = answers or whole.answers
-            seconds += whole.seconds - first.seconds
+            seconds += whole.seconds - half.seconds
             tokens += self.batch * self.tokens
         return Reading(tokens / seconds, answers)
 

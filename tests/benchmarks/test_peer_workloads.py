@@ -47,8 +47,17 @@ def _shared(one: list[int], other: list[int]) -> int:
 
 
 def test_decoding_leaves_the_prompt_out() -> None:
-    # Each turn reads 2 prompts and writes once 1 token and once 11; the difference is 10 steps of 0.1 s for 2 rows.
+    # Each turn reads 2 prompts and writes once 10 tokens and once 20; the difference is 10 steps of 0.1 s for 2 rows.
     assert Decode(batch=2, tokens=10).measure(Clockwork(), 0).value == pytest.approx(2 / 0.1)
+
+
+def test_decoding_leaves_out_what_is_decoded_while_prompts_are_read() -> None:
+    class Mingled(Clockwork):
+        def generate(self, prompts: list[list[int]], max_tokens: int, stop_at_end: bool = False) -> Generation:
+            made = super().generate(prompts, max_tokens)
+            return Generation(made.seconds + 3.0 * (max_tokens > 1), made.answers, made.forward_s)
+
+    assert Decode(batch=2, tokens=10).measure(Mingled(), 0).value == pytest.approx(2 / 0.1)
 
 
 def test_prefill_counts_prompt_tokens() -> None:
@@ -94,7 +103,7 @@ def test_prompts_are_equal_for_all_engines_and_new_in_every_round(work: Workload
 def test_a_turn_lasts_at_least_a_second() -> None:
     engine = Clockwork(read_s=0.0, write_s=0.01)
     assert Decode(batch=1, tokens=20).measure(engine, 0).value == pytest.approx(100)
-    assert sum(tokens - 1 for _, tokens in engine.calls) * 0.01 >= 1.0
+    assert [tokens for _, tokens in engine.calls] == [20, 40] * 5
 
 
 @dataclass
