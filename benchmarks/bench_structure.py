@@ -1,4 +1,4 @@
-"""Cost of a structure: decode speed of answers held to a JSON schema, against the same number of free tokens.
+"""Cost of a structure: decode speed of answers held to it, against free answers.
 
 Both sides are the same engine and the same prompts; they take turns, and each round gives one ratio. The schema asks
 for a list longer than any answer, so that both sides write the same number of tokens. Random words stand for the
@@ -42,6 +42,9 @@ WAYS: dict[str, tuple[int, ...]] = {PLAIN: (1, 8, 32), DRAFTED: (8,)}
 DRAFT = {"drafter": "model_chain", "verifier": "match", "length": {"name": "fixed", "most": 4}}
 VOCABULARIES = {"random words, 32k": 32_000, "random words, 128k": 128_000}
 NAMES = [*SUBJECTS, *VOCABULARIES]
+OBJECTS = "list of objects"
+AT_ONCE = 8  # requests of one kind after the other
+SENTENCE = "The small model wrote a list of short words that few would read before the end came. "
 SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 1000,
@@ -56,6 +59,15 @@ SCHEMA: dict[str, Any] = {
         "required": ["name", "count", "kind", "tags"],
         "additionalProperties": False,
     },
+}
+
+# One structure of each other kind, for which answers are as long as they may be wherever the kind allows it.
+KINDS: dict[str, dict[str, Any]] = {
+    "json_object": {"json_object": True},
+    "regex": {"regex": "([a-z]{1,9} ){900}"},
+    "grammar": {"grammar": 'start: "(" start ")" | item{900}\nitem: "x" | "y" start "z" | / [a-w]{2,8}/'},
+    "choice": {"choice": [SENTENCE[first:] + SENTENCE * 20 for first in range(20)]},
+    "span": {"span": SENTENCE * 20},
 }
 
 
@@ -81,9 +93,9 @@ def checkpoint_of(subject: str) -> Any:
     return words_model(VOCABULARIES[subject]) if subject in VOCABULARIES else SUBJECTS[subject]()
 
 
-async def constraint_of(subject: str) -> Constraint:
-    """The schema, compiled for a subject's vocabulary."""
-    structure = Structure.model_validate({"json_schema": SCHEMA})
+async def constraint_of(subject: str, value: dict[str, Any]) -> Constraint:
+    """A structure, compiled for a subject's vocabulary."""
+    structure = Structure.model_validate(value)
     if subject in VOCABULARIES:
         return Compiler(random_vocabulary(VOCABULARIES[subject])).compile(structure)
     folder = real_model.model_folder() if subject == REAL else open_pair(DEMO).folder("large")
@@ -93,9 +105,10 @@ async def constraint_of(subject: str) -> Constraint:
 async def decode_speed(
     models: ModelPool, way: str, prompts: list[list[int]], tokens: int, bound: Constraint | None
 ) -> float:
-    """Tokens per second of concurrent requests after their first token."""
+    """Tokens per second of concurrent requests after their first token; some structures let answers end early."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
-    sequences = [Sequence(prompt, sampling, 0) for prompt in prompts]
+    ends = bound.end_ids if bound is not None else ()
+    sequences = [Sequence(prompt, sampling, 0, eos_ids=ends) for prompt in prompts]
     for seq in sequences:
         seq.constraint = bound.clone() if bound is not None else None
     await asyncio.gather(*(models.large.decode(seq, StopCondition(max_tokens=1)) for seq in sequences))
@@ -107,7 +120,7 @@ async def decode_speed(
     for seq in sequences:
         for model in models.models.values():
             model.release(seq)
-    return len(prompts) * (tokens - 1) / elapsed
+    return sum(len(seq.answer) - 1 for seq in sequences) / elapsed
 
 
 async def decode(models: ModelPool, way: str, seq: Sequence) -> None:
@@ -122,22 +135,25 @@ async def decode(models: ModelPool, way: str, seq: Sequence) -> None:
 
 async def measure_subject(subject: str, options: argparse.Namespace) -> list[Comparison]:
     """Both sides in turn, in each way of decoding, at each concurrency."""
-    constraint = await constraint_of(subject)
+    objects = await constraint_of(subject, {"json_schema": SCHEMA})
     plain = checkpoint_of(subject).to(torch.bfloat16).eval()
     tokens = options.tokens
 
-    async def at(way: str, concurrency: int, models: ModelPool) -> Comparison:
+    async def at(way: str, concurrency: int, models: ModelPool, kind: str, constraint: Constraint) -> Comparison:
         prompts = random_prompts(models.large.vocab_size, concurrency, PROMPT_TOKENS)
         free = Side("free", lambda _: decode_speed(models, way, prompts, tokens, None))
         bound = Side("bound", lambda _: decode_speed(models, way, prompts, tokens, constraint))
-        case = {"model": subject, "decoding": way, "requests": concurrency}
+        case = {"model": subject, "structure": kind, "decoding": way, "requests": concurrency}
         return await compare(case, (free, bound), options.rounds, GOAL)
 
     roles, engine = ("small", "large"), EngineConfig(token_budget=1024)
     async with open_engine(*(copy.deepcopy(plain) for _ in roles), names=roles, engine=engine) as made:
         texts = ListText([str(token) for token in range(made[0].vocab_size)])
         models = ModelPool(dict(zip(roles, made, strict=True)), dict(zip(roles, roles, strict=True)), texts)
-        return [await at(way, concurrency, models) for way, many in WAYS.items() for concurrency in many]
+        rows = [await at(way, many, models, OBJECTS, objects) for way, sizes in WAYS.items() for many in sizes]
+        for kind, value in KINDS.items() if options.kinds else ():
+            rows.append(await at(PLAIN, AT_ONCE, models, kind, await constraint_of(subject, value)))
+        return rows
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -145,8 +161,8 @@ async def measure(options: argparse.Namespace) -> Report:
     report = Report(
         f"What a structure costs (bfloat16, {torch.get_num_threads()} threads)",
         f"`make bench-structure`; prompt {PROMPT_TOKENS} tokens, {options.tokens} generated, greedy, median of"
-        f" {options.rounds} alternating rounds [smallest, largest]. Bound: a list of objects by JSON schema, every row"
-        " masked.",
+        f" {options.rounds} alternating rounds [smallest, largest]. Bound: every row masked, to a list of objects by"
+        " JSON schema or to a structure of another kind.",
     )
     rows = [row for subject in options.subjects for row in await measure_subject(subject, options)]
     report.comparisons("speeds", rows, "tokens/s", digits=3)
@@ -157,4 +173,5 @@ if __name__ == "__main__":
     parser = command_line(__doc__, Path("docs/results/structure.md"), rounds=7)
     parser.add_argument("--subjects", nargs="+", choices=NAMES, default=[name for name in NAMES if name != REAL])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--kinds", action="store_true", help="one structure of each other kind, too")
     run(parser, measure)
