@@ -22,9 +22,34 @@ struct Sums {
   Sums from(Index row) const { return {to + row * stride, stride, added}; }
 };
 
+// sums[MR, PANEL] += unit k of MR rows x a row of a panel. WIDE: A is bfloat16 made float, two floats for a unit.
+template <typename T, bool WIDE, int MR>
+inline void add_unit(Floats (&sums)[MR][2], const Unit* a, Index row_stride, Index k, const Unit* row) {
+  const Units left = load_units(row), right = load_units(row + LANES);
+  if constexpr (WIDE) {
+    const auto add_halves = [&](Index half, Floats left_half, Floats right_half) {
+#pragma GCC unroll 12
+      for (int r = 0; r < MR; r++) {
+        const Floats value = as_floats(fill_units(a[r * row_stride + 2 * k + half]));
+        sums[r][0] = fused(value, left_half, sums[r][0]);
+        sums[r][1] = fused(value, right_half, sums[r][1]);
+      }
+    };
+    add_halves(0, low_halves(left), low_halves(right));
+    add_halves(1, high_halves(left), high_halves(right));
+  } else {
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; r++) {
+      const Units value = fill_units(a[r * row_stride + k]);
+      sums[r][0] = multiply_add<T>(sums[r][0], value, left);
+      sums[r][1] = multiply_add<T>(sums[r][1], value, right);
+    }
+  }
+}
+
 // out[MR, PANEL] = A[MR rows, units] x panel[units, PANEL]. Compiled once for each MR, not for each use of the sums:
 // that would be most of the time that the kernels take to compile.
-template <typename T, int MR>
+template <typename T, bool WIDE, int MR>
 [[gnu::noinline]] void product(const Unit* a, Index row_stride, const Unit* panel, Index units, const Sums& out) {
   constexpr int UNROLL = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
   Floats sums[UNROLL][MR][2];
@@ -38,23 +63,10 @@ template <typename T, int MR>
       _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD), _MM_HINT_T1);
       if (PANEL * sizeof(Unit) > 64)  // a cache line
         _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD + LANES), _MM_HINT_T1);
-      const Units left = load_units(row), right = load_units(row + LANES);
-#pragma GCC unroll 12
-      for (int r = 0; r < MR; r++) {
-        const Units value = fill_units(a[r * row_stride + k + u]);
-        sums[u][r][0] = multiply_add<T>(sums[u][r][0], value, left);
-        sums[u][r][1] = multiply_add<T>(sums[u][r][1], value, right);
-      }
+      add_unit<T, WIDE, MR>(sums[u], a, row_stride, k + u, row);
     }
   }
-  for (; k < units; k++) {
-    const Units left = load_units(panel + k * PANEL), right = load_units(panel + k * PANEL + LANES);
-    for (int r = 0; r < MR; r++) {
-      const Units value = fill_units(a[r * row_stride + k]);
-      sums[0][r][0] = multiply_add<T>(sums[0][r][0], value, left);
-      sums[0][r][1] = multiply_add<T>(sums[0][r][1], value, right);
-    }
-  }
+  for (; k < units; k++) add_unit<T, WIDE, MR>(sums[0], a, row_stride, k, panel + k * PANEL);
   for (int r = 0; r < MR; r++) {
     for (int u = 1; u < UNROLL; u++) {
       sums[0][r][0] = sums[0][r][0] + sums[u][r][0];
@@ -71,16 +83,16 @@ template <typename T, int MR>
 }
 
 // Any number of rows, in blocks of nearly equal size.
-template <typename T>
+template <typename T, bool WIDE>
 inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const Unit* panel, Index units, Sums out) {
   const Index blocks = (rows + ROWS - 1) / ROWS;
   for (Index block = 0; block < blocks; block++) {
     const Range range = share(rows, static_cast<int>(block), static_cast<int>(blocks));
     const Unit* from = a + range.begin * row_stride;
     switch (range.end - range.begin) {
-#define CASE(MR)                                                                                        \
-  case MR:                                                                                              \
-    if constexpr (MR <= ROWS) product<T, MR>(from, row_stride, panel, units, out.from(range.begin)); \
+#define CASE(MR)                                                                                              \
+  case MR:                                                                                                    \
+    if constexpr (MR <= ROWS) product<T, WIDE, MR>(from, row_stride, panel, units, out.from(range.begin)); \
     break;
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
@@ -92,16 +104,14 @@ inline void rows_times_panel(const Unit* a, Index row_stride, Index rows, const 
 template <typename T>
 inline void rows_times_panels(const Unit* a, Index row_stride, Index rows, const Unit* panels, Index stride,
                               Index count, Index units, Sums out) {
-  Wide& wide = Wide::of_thread();
-  const bool widens = WIDENS<T> && rows >= WIDENED_ROWS;
-  if (widens) wide.take_rows(a, row_stride, rows, units);
+  if constexpr (WIDENS<T>) {
+    WideRows& wide = WideRows::of_thread();
+    wide.take(a, row_stride, rows, units);
+    a = wide.rows();
+    row_stride = 2 * units;
+  }
   for (Index panel = 0; panel < count; panel++, panels += stride, out.to += PANEL)
-    if (widens) {
-      wide.take_panel(panels, units);
-      rows_times_panel<float>(wide.rows(), 2 * units, rows, wide.panel(), 2 * units, out);
-    } else {
-      rows_times_panel<T>(a, row_stride, rows, panels, units, out);
-    }
+    rows_times_panel<T, WIDENS<T>>(a, row_stride, rows, panels, units, out);
 }
 
 // Any number of rows, with `finish(row, left, right)` of each.
@@ -111,7 +121,8 @@ inline void multiply_rows(const Unit* a, Index row_stride, Index rows, const Uni
   const Index blocks = (rows + ROWS - 1) / ROWS;
   for (Index block = 0; block < blocks; block++) {
     const Range own = share(rows, static_cast<int>(block), static_cast<int>(blocks));
-    rows_times_panel<T>(a + own.begin * row_stride, row_stride, own.end - own.begin, panel, units, {sums, PANEL, false});
+    rows_times_panel<T, WIDENS<T>>(a + own.begin * row_stride, row_stride, own.end - own.begin, panel, units,
+                                   {sums, PANEL, false});
     const float* row_sums = sums;
     for (Index row = own.begin; row < own.end; row++, row_sums += PANEL)
       finish(row, load(row_sums), load(row_sums + LANES));
@@ -119,7 +130,7 @@ inline void multiply_rows(const Unit* a, Index row_stride, Index rows, const Uni
 }
 
 // Every (chunk of rows, panel) once, shared between the workers; `finish(row, panel, left, right)`, bias added. Rows for
-// a matrix of integers are quantized first, for all workers; many rows of bfloat16 are made wider by each, see `wide.h`.
+// a matrix of integers are quantized first, for all workers; those of bfloat16 are made float by each, see `wide.h`.
 template <typename T, typename Finish>
 inline void multiply(const Worker& worker, const T* a, Index row_stride, Index rows, const Matrix& matrix,
                      Finish finish) {
@@ -132,7 +143,7 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
       quantize_row(a + row * row_stride, matrix, worker.quantized + row * quantized);
     worker.barrier();
   }
-  [[maybe_unused]] Wide& wide = Wide::of_thread();
+  [[maybe_unused]] WideRows& wide = WideRows::of_thread();
   [[maybe_unused]] Index widened = -1;  // the chunk whose rows `wide` holds
   for (Index piece = mine.begin; piece < mine.end; piece++) {
     const Index panel = piece % panels;
@@ -154,16 +165,14 @@ inline void multiply(const Worker& worker, const T* a, Index row_stride, Index r
     const Unit* from = reinterpret_cast<const Unit*>(a + range.begin * row_stride);
     const Unit* weights = matrix.panels + panel * matrix.units * PANEL;
     const Index count = range.end - range.begin;
+    Index from_stride = row_stride / PER_UNIT<T>;
     if constexpr (WIDENS<T>) {
-      if (count >= WIDENED_ROWS) {
-        if (widened != range.begin) wide.take_rows(from, row_stride / 2, count, matrix.units);
-        widened = range.begin;
-        wide.take_panel(weights, matrix.units);
-        multiply_rows<float>(wide.rows(), 2 * matrix.units, count, wide.panel(), 2 * matrix.units, biased);
-        continue;
-      }
+      if (widened != range.begin) wide.take(from, from_stride, count, matrix.units);
+      widened = range.begin;
+      from = wide.rows();
+      from_stride = 2 * matrix.units;
     }
-    multiply_rows<T>(from, row_stride / PER_UNIT<T>, count, weights, matrix.units, biased);
+    multiply_rows<T>(from, from_stride, count, weights, matrix.units, biased);
   }
 }
 
