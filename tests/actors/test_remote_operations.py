@@ -23,7 +23,7 @@ from decoding.tree import DraftTree
 from decoding.verifiers.base import VerifyResult
 from decoding.verifiers.match import MatchVerifier
 from pool.local_pool import LocalPool
-from tests.actors.hosts import RemotePool
+from tests.actors.hosts import RemotePool, poll
 from tests.actors.test_remote_protocol import posted
 from tests.engine.harness import answer, call_of
 from turnout.types import SamplingParams
@@ -247,4 +247,4 @@ async def test_a_search_finds_there_what_it_finds_here(remote: RemotePool, local
     for params in ({"width": 3}, phrases):
         call = call_of([7 * i % 250 for i in range(1, 21)], "search", params, n=2, max_tokens=6, logit_bias={65: 2.0})
         assert (await answer(remote, call)).texts == (await answer(local, call)).texts
-    assert remote.stats().sequences == 0
+    await poll(lambda: remote.stats().sequences == 0, "the hypotheses are released there")
