@@ -105,7 +105,7 @@ async def constraint_of(subject: str, value: dict[str, Any]) -> Constraint:
 async def decode_speed(
     models: ModelPool, way: str, prompts: list[list[int]], tokens: int, bound: Constraint | None
 ) -> float:
-    """Tokens per second of concurrent requests after their first token; some structures let answers end early."""
+    """Tokens per second of concurrent requests after their first token; under some structures, answers end early."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
     ends = bound.end_ids if bound is not None else ()
     sequences = [Sequence(prompt, sampling, 0, eos_ids=ends) for prompt in prompts]

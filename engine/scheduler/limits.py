@@ -66,7 +66,8 @@ class Limits:
     Attributes:
         token_budget: most tokens in the forward; exceeded only by a single atomic operation larger than it.
         max_batch: most operations in the forward.
-        max_slowdown: duration of a step with decodes, as a multiple of that of the decodes alone, at most.
+        max_slowdown: duration of a step with decodes, as a multiple of that of the decodes alone, at most; more where
+            more prompts wait than requests decode, see `policy.MOST_CROWDED`.
         order: which prompts start first; see `arranged`.
         max_overtaken: how often a prompt may be overtaken.
         low_priority_slowdown: duration of a step of low-priority operations, as a multiple of one token's, at most.

@@ -2,8 +2,8 @@
 
 Stall-free batches (paper #239, Sarathi-Serve): first decodes and drafts, then tokens that running requests must catch
 up on, then prompts in progress, then new prompts, then background operations. A step is bounded by time, not only by
-tokens: while requests decode, other tokens may stretch their step to at most `max_slowdown` times its length, so chunks
-of a prompt shrink as it attends to more; further where more prompts wait than requests decode. Several prompts share
+tokens: while requests decode, other tokens may stretch their step to at most `max_slowdown` times its length, or more
+where more prompts wait than requests decode, so chunks of a prompt shrink as it attends to more. Several prompts share
 one forward (paper #186, Prepacking: in ragged batches, one long row). If tenants compete, `fairness` bounds the step as
 well. Pure decisions: no tensors, no event loop.
 """
