@@ -8,9 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
 from actors.ray_start import start_ray
@@ -26,6 +24,7 @@ from deployments.build_info import this_program
 from deployments.cluster_checks import node_offers
 from deployments.deadline import BACKSTOP_S
 from deployments.embedded_store import EmbeddedStore, start_store
+from deployments.ending import end_app
 from deployments.grpc_wire import MAX_MESSAGE_BYTES
 from deployments.ingress import Ingress
 from deployments.listening import check_can_listen, unbound_by_serve
@@ -52,10 +51,7 @@ from turnout.errors import invalid
 
 APP_NAME = "turnout"
 ADD_TO_SERVER = "deployments.grpc_wire.add_to_server"
-POLL_S = 0.1
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
-# Beyond the grace: for processes to end.
-ENDING_S = 15.0
 
 
 def build_app(
@@ -163,8 +159,7 @@ class RunningServer:
     def stop(self) -> None:
         """Stop the application, and Ray with it where it was started here; another cluster stays."""
         try:
-            with suppress(RayServeException):  # Serve never came up
-                end_app(self.grace_s)
+            end_app(APP_NAME, self.grace_s)
             ray.shutdown()
         finally:
             if self.temp_dir is not None:
@@ -176,14 +171,6 @@ class RunningServer:
 def _at(addresses: ServerConfig, server: ServerConfig) -> ServerConfig:
     """Other settings, at the addresses of these."""
     return server.model_copy(update=addresses.model_dump(include={"grpc_port", "http_port", "http_host"}))
-
-
-def end_app(grace_s: float) -> None:
-    """Delete the application: what runs has so long to end. What is left then, its cluster ends in its own time."""
-    serve.delete(APP_NAME, _blocking=False)
-    until = time.monotonic() + grace_s + ENDING_S
-    while APP_NAME in serve.status().applications and time.monotonic() < until:
-        time.sleep(POLL_S)
 
 
 def start(config: TurnoutConfig, load: PoolLoader = load_engine, tell: Tell = silent) -> RunningServer:

@@ -51,6 +51,18 @@ def listening(timeout_s: float) -> tuple[HTTPOptions, gRPCOptions] | None:
     return client.http_config, ray.get(client._controller.get_grpc_config.remote(), timeout=timeout_s)
 
 
+def served_applications(timeout_s: float) -> set[str]:
+    """Return the names of what Serve serves or ends.
+
+    Raises:
+        ray.serve.exceptions.RayServeException: Serve does not run.
+        ray.exceptions.RayError: the controller does not answer in time.
+    """
+    controller = _get_global_client()._controller
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=timeout_s)
+    return set(details["applications"])
+
+
 def wait_for_proxies() -> None:
     """Wait until Serve's proxies answer.
 

@@ -11,7 +11,8 @@ import pytest
 import ray
 from ray import serve
 
-from deployments.app import deploy, end_app, start_local_ray, start_serve
+from deployments.app import APP_NAME, deploy, start_local_ray, start_serve
+from deployments.ending import end_app
 from tests.clients.report import write_report
 from tests.clients.site import Site, load_pool, make_config
 
@@ -38,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         wanted = request.config.getoption(OPTION)
         if wanted is not None and not request.session.testsfailed:
             write_report(Path(wanted), made.report)
-        end_app(config.server.shutdown_grace_s)
+        end_app(APP_NAME, config.server.shutdown_grace_s)
         serve.shutdown()
     finally:
         ray.shutdown()

@@ -13,7 +13,8 @@ import pytest
 import ray
 from ray import serve
 
-from deployments.app import RunningServer, deploy, end_app, start_local_ray, start_serve
+from deployments.app import APP_NAME, RunningServer, deploy, start_local_ray, start_serve
+from deployments.ending import end_app
 from deployments.http import build_http
 from deployments.service import GenerationService
 from tests.deployments.fake_pool import load_pool
@@ -79,7 +80,7 @@ class Site:
             return
         config, folder = self._at
         if self._served:
-            end_app(config.server.shutdown_grace_s)
+            end_app(APP_NAME, config.server.shutdown_grace_s)
         serve.shutdown()
         ray.shutdown()
         shutil.rmtree(folder or "", ignore_errors=True)

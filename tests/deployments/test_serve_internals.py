@@ -67,7 +67,8 @@ def test_private_attributes_are_there() -> None:
         assert hasattr(ReplicaState, state_name)
     assert {"call_method", "is_streaming", "internal_request_id"} <= set(RequestMetadata.__dataclass_fields__)
     assert {"args", "kwargs", "metadata", "resolved", "routing_context"} <= set(PendingRequest.__dataclass_fields__)
-    assert hasattr(_undecorated(ServeController), "get_grpc_config")
+    for method in ("get_grpc_config", "get_serve_instance_details"):
+        assert hasattr(_undecorated(ServeController), method)
 
 
 def _undecorated(kind: Any) -> Any:
