@@ -34,6 +34,7 @@ DIRECT, THROUGH = "direct", "through Turnout"
 WAYS = {0: "behind Serve's proxy", 1: "listening itself"}
 FIRST_GOAL_MS, RATE_GOAL = 3.0, 0.95
 TOKENS, PACE_S = 100, 0.01
+SHORT = 2  # tokens of an answer that is asked for its first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ def _is_silent(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, first_only: bool) -> tuple[float, int]:
+async def _stream(session: aiohttp.ClientSession, url: str, most: int) -> tuple[float, int]:
     """Seconds to the first token of a stream, and its tokens."""
-    body = {"model": "pool", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": TOKENS}
+    body = {"model": "pool", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": most}
     began, first_s, tokens = time.perf_counter(), 0.0, 0
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         response.raise_for_status()
@@ -95,16 +96,15 @@ async def _stream(session: aiohttp.ClientSession, url: str, first_only: bool) ->
             if text:
                 first_s = first_s or time.perf_counter() - began
                 tokens += text.count(" ")
-                if first_only:
-                    break
     return first_s, tokens
 
 
 async def _turn(url: str, size: Size, number: int) -> Reading:
     async with aiohttp.ClientSession() as session:
-        firsts = [(await _stream(session, url, True))[0] for _ in range(size.requests)]
+        # Read to their ends: who hangs up has the next request wait for what is cancelled.
+        firsts = [(await _stream(session, url, SHORT))[0] for _ in range(size.requests)]
         began = time.perf_counter()
-        streams = await asyncio.gather(*(_stream(session, url, False) for _ in range(size.streams)))
+        streams = await asyncio.gather(*(_stream(session, url, TOKENS) for _ in range(size.streams)))
         seconds = time.perf_counter() - began
     counts = [tokens for _, tokens in streams]
     if counts != [TOKENS] * size.streams:
@@ -138,7 +138,8 @@ def page(found: Mapping[str, Turns[Reading]], size: Size) -> Report:
         "Endpoints: a stream that is passed on",
         f"`make bench-endpoints`; a scripted endpoint that computes nothing sends {TOKENS} tokens, the first at once"
         f" and then one every {1000 * PACE_S:g} ms. It is asked directly and through a served pool, in turns:"
-        f" {size.rounds} rounds of {size.requests} requests one after the other, and {size.streams} streams at once."
+        f" {size.rounds} rounds of {size.requests} requests for {SHORT} tokens one after the other, and {size.streams}"
+        " streams at once."
         " Medians and extremes over rounds. The ingress is behind Serve's proxy, as by default, or listens itself"
         " (`server.ingress_processes: 1`).",
     )

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server that computes nothing: it streams the same tokens at a fixed pace to every client.
 
-python -m benchmarks.scripted_endpoint PORT TOKENS PACE_S
+python -m benchmarks.scripted_endpoint PORT MOST_TOKENS PACE_S
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def _choice(delta: dict[str, str], reason: str | None = None) -> bytes:
     return _event(id="c", choices=[{"index": 0, "delta": delta, "finish_reason": reason}])
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokens: int, pace_s: float) -> None:
-    """Answer the requests of one connection; what they ask is not looked at."""
-    usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": tokens + 8}
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int, pace_s: float) -> None:
+    """Answer the requests of one connection; of what they ask only `max_tokens` is looked at."""
     loop = asyncio.get_running_loop()
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(int(length.split(b":")[1]))
+            asked = json.loads(await reader.readexactly(int(length.split(b":")[1])))
+            tokens = min(most, asked.get("max_tokens") or asked["max_completion_tokens"])
+            usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": tokens + 8}
             writer.write(HEAD)
             began = loop.time()
             for number in range(tokens):
@@ -49,10 +50,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to
         writer.close()
 
 
-async def _serve(port: int, tokens: int, pace_s: float) -> None:
-    server = await asyncio.start_server(
-        lambda reader, writer: _answer(reader, writer, tokens, pace_s), "127.0.0.1", port
-    )
+async def _serve(port: int, most: int, pace_s: float) -> None:
+    server = await asyncio.start_server(lambda reader, writer: _answer(reader, writer, most, pace_s), "127.0.0.1", port)
     await server.serve_forever()
 
 
