@@ -18,7 +18,7 @@ from turnout.endpoint_config import PriceConfig
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.timeout(3 * PATIENCE_S)]
 
-LONG, SHORT = 200, 12  # tokens of what is broken off, and of what waits
+LONG, SHORT = 600, 12  # tokens of what is broken off, and of what waits
 WAITING = 2  # requests of each pool that wait for a place at the server
 
 
@@ -94,6 +94,7 @@ async def test_one_is_killed_under_load(street: Street, first: str) -> None:
             return all(answer.text for answer in begun)
 
         async def all_wait() -> bool:
+            assert not any(task.done() for task in followed), "one ended before the others waited"
             held = await asyncio.to_thread(killed.held)
             return held == {"running": SLOTS, "waiting": len(waiting)}
 
