@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,8 +22,9 @@ NAME = "turnout"
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that were waited, on a clock of this test."""
     waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(waited))
+    # Of that module alone: other threads of this process wait, too.
+    clock = SimpleNamespace(sleep=waited.append, monotonic=lambda: sum(waited))
+    monkeypatch.setattr(ending, "time", clock)
     monkeypatch.setattr(serve, "delete", lambda name, _blocking: None)
     return waited
 
