@@ -52,7 +52,7 @@ def listening(timeout_s: float) -> tuple[HTTPOptions, gRPCOptions] | None:
 
 
 def served_applications(timeout_s: float) -> set[str]:
-    """Return the names of what Serve serves or ends.
+    """Return the names of what Serve serves or ends. `serve.status` says it too, but waits for ever.
 
     Raises:
         ray.serve.exceptions.RayServeException: Serve does not run.
