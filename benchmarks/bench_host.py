@@ -23,6 +23,7 @@ from benchmarks.engines import open_engine, random_prompts
 from benchmarks.harness import Cell, Report, Side, Turns, command_line, note, run, shown, take_turns
 from benchmarks.host_clock import PARTS, Clock, lighten
 from benchmarks.host_paths import FreePool
+from benchmarks.peers.checkpoints import TINY, TINY_VOCAB
 from decoding.decode_loop import stream
 from decoding.sequence import Sequence
 from engine.model import EngineModel
@@ -33,7 +34,6 @@ from turnout.gc_freeze import freeze_loaded
 from turnout.types import SamplingParams
 
 RESULT = Path("docs/results/host.md")
-VOCAB = 512  # reading a row is a device's work where there is one: it is to cost next to nothing here
 PROMPT_TOKENS = 16
 STEPS = 96  # that are measured, each of all rows that fit into one
 FRONTS = ("service", "HTTP", "gRPC")
@@ -87,8 +87,7 @@ class Way:
 async def open_engine_ways(seconds: float) -> AsyncIterator[list[Way]]:
     """The engine's operations alone, and the method that streams in short stretches."""
     special = {"pad_token_id": 0, "eos_token_id": 1}
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = llama_config(VOCAB, **shape, num_key_value_heads=4, max_position_embeddings=4096, **special)
+    config = llama_config(TINY_VOCAB, **TINY, max_position_embeddings=4096, **special)
     async with open_engine(random_model(config, seed=0)) as [model]:
         clock = Clock()
         lighten(model, clock, seconds)

@@ -11,6 +11,7 @@ from benchmarks.peers.base import Generation
 
 AT_LEAST_S = 1.0  # work of one turn; shorter timings mean little
 PROMPT_TOKENS = 128
+HOST_PROMPT_TOKENS = 16
 VOCAB = 8192
 RESERVED = 10  # ids below are special
 
@@ -41,7 +42,7 @@ class Workload(Protocol):
 
     @property
     def unit(self) -> str:
-        """Of the number; of "tokens/s" more is better, of "share" less."""
+        """Of the number; of "tokens/s" more is better, of "share" and "us" less."""
         ...
 
     def measure(self, engine: Generator, number: int) -> Reading:
@@ -54,14 +55,16 @@ class RandomPrompts:
 
     Args:
         seed: equal seeds give the same prompts in the same order.
+        vocab: of the model.
     """
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, vocab: int = VOCAB) -> None:
         self._random = random.Random(seed)
+        self._vocab = vocab
 
     def one(self, length: int) -> list[int]:
         """A prompt of `length` tokens."""
-        return [self._random.randrange(RESERVED, VOCAB) for _ in range(length)]
+        return [self._random.randrange(RESERVED, self._vocab) for _ in range(length)]
 
     def batch(self, count: int, length: int) -> list[list[int]]:
         """`count` prompts of `length` tokens."""
@@ -153,6 +156,33 @@ class Mixed:
             seconds += done.seconds
             tokens += self.requests * self.tokens
         return Reading(tokens / seconds, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """Steps of an engine whose layers cost nothing, each of all rows; see `turnout_host`."""
+
+    rows: int
+    tokens: int
+    vocab: int
+    unit = "us"
+
+    @property
+    def name(self) -> str:
+        """For the tables."""
+        return f"{self.rows} rows"
+
+    def measure(self, engine: Generator, number: int) -> Reading:
+        """Microseconds of a step: a token of every answer, its share of beginning and ending them included."""
+        prompts = RandomPrompts(f"{self.name}/{number}", self.vocab)
+        seconds, steps = 0.0, 0
+        answers: list[list[int]] = []
+        while seconds < AT_LEAST_S:
+            done = engine.generate(prompts.batch(self.rows, HOST_PROMPT_TOKENS), self.tokens)
+            answers = answers or done.answers
+            seconds += done.seconds
+            steps += self.tokens
+        return Reading(1e6 * seconds / steps, answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import hf_continuous, hf_generate, turnout_engine
+from benchmarks.peers import hf_continuous, hf_generate, turnout_engine, turnout_host
 from benchmarks.peers.base import Peer, Setup
 from experiments.hf_model import load
 from tests.engine.harness import Reference
@@ -83,3 +83,13 @@ def test_our_engine_keeps_weights_as_it_is_told(folders: tuple[Path, Path]) -> N
         digests.add(peer._pool.engines["large"].digest)
         peer.close()
     assert len(digests) == 2
+
+
+def test_without_layers_the_host_gets_the_same_state_after_every_token(folders: tuple[Path, Path]) -> None:
+    peer = turnout_host.Engine()
+    peer.setup(Setup(str(folders[0]), "float32", 1))
+    made = peer.generate(PROMPTS, TOKENS)
+    peer.close()
+    assert [len(answer) for answer in made.answers] == [TOKENS] * len(PROMPTS)
+    assert len({token for answer in made.answers for token in answer}) == 1
+    assert made.seconds > 0

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers.base import Generation
 from benchmarks.peers.remote import PeerError
 from benchmarks.peers.turns import measure
-from benchmarks.peers.workloads import Decode, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
+from benchmarks.peers.workloads import Decode, HostStep, Mixed, OneByOne, Overhead, Prefill, SharedPrefix, Workload
 
 WORKLOADS: list[Workload] = [
     Decode(batch=2, tokens=10),
@@ -17,6 +17,7 @@ WORKLOADS: list[Workload] = [
     Mixed(requests=3, shortest=4, longest=8, tokens=5),
     SharedPrefix(shared=50, own=5),
     Overhead(batch=2, tokens=10),
+    HostStep(rows=2, tokens=10, vocab=100),
 ]
 
 
@@ -62,6 +63,13 @@ def test_decoding_leaves_out_what_is_decoded_while_prompts_are_read() -> None:
 
 def test_prefill_counts_prompt_tokens() -> None:
     assert Prefill(tokens=100).measure(Clockwork(), 0).value == pytest.approx(100 / (100 * 0.01 + 0.1))
+
+
+def test_a_step_of_the_host_gives_every_row_a_token() -> None:
+    engine = Clockwork(read_s=0.001)
+    # A turn reads 4 prompts of 16 tokens in 0.001 s a token and writes 10 times, 0.1 s for all rows each time.
+    assert HostStep(rows=4, tokens=10, vocab=100).measure(engine, 0).value == pytest.approx(1e6 * (0.064 + 1.0) / 10)
+    assert {token < 100 for prompts, _ in engine.calls for prompt in prompts for token in prompt} == {True}
 
 
 def test_mixed_lengths_are_spread_evenly_and_count_new_tokens() -> None:
