@@ -34,8 +34,16 @@ def export(model_dir: str) -> Path:
 
 
 def properties(dtype: str, threads: int) -> dict[str, object]:
-    """Settings of OpenVINO's CPU plugin: arithmetic and threads as asked, the rest as it comes."""
-    return {"INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[dtype], "INFERENCE_NUM_THREADS": threads}
+    """Settings of OpenVINO's CPU plugin: arithmetic and threads as asked, the rest as it comes.
+
+    Where a processor has no bfloat16 of its own, OpenVINO computes in float32; asked for bfloat16, its paged attention
+    does not load with AVX-512.
+    """
+    import openvino
+
+    native = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = "bf16" if dtype == "bfloat16" and native else "f32"
+    return {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
 
 
 def openvino_versions() -> dict[str, str]:
