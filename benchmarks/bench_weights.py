@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.engines import decode_speed, random_prompts
-from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run
+from benchmarks.harness import Comparison, Goal, Report, Side, command_line, compare, run, shown
 from decoding.model import ReadSpec
 from decoding.row_context import RowContext
 from decoding.sequence import Sequence
@@ -28,6 +29,7 @@ from engine.loading import Checkpoint, load_checkpoint
 from engine.model import EngineModel
 from engine.runner import Feed, Runner
 from experiments import real_model
+from experiments.stats.intervals import Floats, Interval, bca_mean
 from pool.text import TextTokenizer
 from turnout.config import EngineConfig, ModelConfig
 from turnout.types import SamplingParams
@@ -45,7 +47,7 @@ class Quality:
 
     weights: str
     perplexity: float
-    ratio: float
+    ratio: Interval
     said: str
 
 
@@ -53,14 +55,14 @@ def pieces(tokenizer: TextTokenizer, count: int) -> Iterator[list[int]]:
     """Tokens of the documentation, `count` pieces of `PIECE`."""
     text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(TEXT.glob("*.md")))
     ids = tokenizer.encode(text[: 8 * PIECE * count])
-    for start in range(0, min(len(ids), PIECE * count), PIECE):
+    for start in range(0, min(len(ids) - PIECE + 1, PIECE * count), PIECE):
         yield ids[start : start + PIECE]
 
 
 @torch.inference_mode()
-def mean_loss(checkpoint: Checkpoint, texts: list[list[int]]) -> float:
-    """Nats per token, each piece by itself."""
-    total = count = 0.0
+def losses_of(checkpoint: Checkpoint, texts: list[list[int]]) -> Floats:
+    """Nats per token of each piece, read by itself."""
+    losses = []
     for ids in texts:
         seq, blocks = Sequence(ids, SamplingParams(max_tokens=1), seed=0), -(-len(ids) // BLOCK)
         store = checkpoint.plan.cache(blocks * BLOCK, CPU)
@@ -69,9 +71,8 @@ def mean_loss(checkpoint: Checkpoint, texts: list[list[int]]) -> float:
         reads = [(place, RowContext(seq), ReadSpec(draw=None, logits=True)) for place in range(len(ids) - 1)]
         [rows] = Runner(checkpoint.plan, store, BLOCK, CPU).run([Feed(table, ids, reads=reads)])
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
-        total += torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
-        count += len(ids) - 1
-    return total / count
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item())
+    return np.array(losses)
 
 
 async def measure(options: argparse.Namespace) -> Report:
@@ -80,20 +81,21 @@ async def measure(options: argparse.Namespace) -> Report:
     texts = list(pieces(TextTokenizer(folder), options.pieces))
     kinds: list[Weights] = [BASE, *PERPLEXITY_GOALS]
     loaded = {kind: load_checkpoint(folder, torch.bfloat16, CPU, weights=kind) for kind in kinds}
-    losses = {kind: mean_loss(checkpoint, texts) for kind, checkpoint in loaded.items()}
+    losses = {kind: losses_of(checkpoint, texts) for kind, checkpoint in loaded.items()}
     qualities = [
-        Quality(kind, math.exp(loss), math.exp(loss - losses[BASE]), _said(loaded[kind]))
-        for kind, loss in losses.items()
+        Quality(kind, math.exp(each.mean()), _ratio(each - losses[BASE]), _said(loaded[kind]))
+        for kind, each in losses.items()
     ]
     report = Report(
         f"Weights as integers (bfloat16 otherwise, {torch.get_num_threads()} threads)",
-        f"`python -m benchmarks.bench_weights`; perplexity of {len(texts)} pieces of {PIECE} tokens of documentation;"
+        f"`python -m benchmarks.bench_weights`; perplexity of {len(texts)} pieces of {PIECE} tokens of documentation,"
+        " its ratio with the 95% interval that the pieces leave;"
         f" decoding after prompts of {PROMPT} tokens, {options.tokens} generated, greedy.",
     )
     columns: dict[str, Any] = {
         "weights": lambda row: row.weights,
         "perplexity": lambda row: row.perplexity,
-        "over bfloat16": lambda row: f"{row.ratio:.4f}",
+        "over bfloat16": lambda row: shown(row.ratio, 4),
         "goal": lambda row: _goal(row.weights),
         "said at load": lambda row: row.said,
     }
@@ -123,6 +125,11 @@ def _side(name: str, model: EngineModel, prompts: list[list[int]], tokens: int) 
     return Side(name, lambda _: decode_speed(model, prompts, tokens))
 
 
+def _ratio(more_nats: Floats) -> Interval:
+    mean = bca_mean(more_nats)
+    return Interval(*(math.exp(nats) for nats in (mean.value, mean.low, mean.high)))
+
+
 def _goal(weights: str) -> str:
     return "".join(f"at most {goal.value:g}" for kind, goal in PERPLEXITY_GOALS.items() if kind == weights)
 
@@ -133,7 +140,7 @@ def _said(checkpoint: Checkpoint) -> str:
 
 if __name__ == "__main__":
     parser = command_line(__doc__, Path("docs/results/weights.md"), rounds=3, pieces=4, tokens=16)
-    parser.add_argument("--pieces", type=int, default=16, help="of text")
+    parser.add_argument("--pieces", type=int, default=64, help="of text")
     parser.add_argument("--tokens", type=int, default=48, help="generated for each request")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="at once")
     run(parser, measure)
