@@ -158,7 +158,7 @@ bench-real: real ## the real model: equality, speed and peers, speculation by ki
 bench-host: venv ## host time of a step around forwards that cost nothing: engine, method, pool, HTTP, gRPC (2 minutes)
 	$(BIN)/python -m benchmarks.bench_host $(BENCH_ARGS)
 
-bench-commits: venv ## this tree and the commit BASE in turns: decode, mixed requests, prefill (10 minutes)
+bench-commits: venv ## this tree and the commit BASE in turns: decode, mixed requests, prefill, host time of a step (12 minutes)
 	$(BIN)/python -m benchmarks.bench_commits $(if $(BASE),--base $(BASE)) $(BENCH_ARGS)
 
 bench-times: venv ## measure how well step times are predicted, and what tenants can tell from times (an idle machine; 15 minutes)

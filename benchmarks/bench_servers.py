@@ -25,6 +25,7 @@ from benchmarks.served import running_server
 from experiments import real_model
 from experiments.load.metrics import percentiles
 from experiments.load.records import LoadResult, Plan
+from experiments.machine import multiplies_bfloat16
 from training.data import real_text
 from turnout.config import TurnoutConfig
 from turnout.free_ports import on_free_ports
@@ -152,7 +153,7 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Server]]:
             if not python.exists():
                 note(f"{TITLES[name]} is left out: there is no {python}")
                 continue
-            size = Size(THREADS, SLOTS, "bfloat16", compiled=True)
+            size = Size(THREADS, SLOTS, options.vllm_dtype, compiled=True)
             peer = Neighbour(name, python.absolute(), files[name], folder / f"{name}.log", size)
             stack.callback(peer.kill)
             peer.start()
@@ -174,8 +175,9 @@ async def measure(options: argparse.Namespace) -> Report:
         report = Report(
             "The real model through servers",
             f"`python -m benchmarks.bench_servers`; {real_model.TITLE} over HTTP (`/v1/chat/completions`, streamed),"
-            f" bfloat16 where a row names nothing else, {THREADS} threads for each, at most {SLOTS} requests at once"
-            f" and {MAX_LENGTH} tokens each at the others, settings as they come. All run at the same time, and one is"
+            f" bfloat16 where a row names nothing else, vLLM in {options.vllm_dtype}, {THREADS} threads for each, at"
+            f" most {SLOTS} requests at once and {MAX_LENGTH} tokens each at the others, settings as they come. All run"
+            " at the same time, and one is"
             f" asked at a time. {len(real_text.KINDS) * 12} prompts of four kinds, greedy, answers to their end or"
             f" {options.max_tokens} tokens.",
         )
@@ -244,6 +246,8 @@ def parser() -> argparse.ArgumentParser:
     made = command_line(__doc__, RESULT, rounds=3, duration=10.0)
     made.add_argument("--duration", type=float, default=30.0, help="seconds of random arrivals; 10 with --quick")
     made.add_argument("--max-tokens", type=int, default=64)
+    faster = "bfloat16" if multiplies_bfloat16() else "float32"  # docs/results/real.md has both
+    made.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default=faster, help="absent: the faster one")
     made.add_argument("--peers-python", type=Path, default=PEERS_PYTHON)
     made.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
     return made

@@ -52,5 +52,10 @@ def vectors(flags: str) -> str:
     return next((name for flag, name in known.items() if flag in flags.split()), "no AVX2")
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16."""
+    return instruction_set() in ("AMX", "AVX-512 BF16")
+
+
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
