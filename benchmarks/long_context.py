@@ -116,8 +116,10 @@ async def decode_together(engine: EngineConfig, counts: list[int]) -> list[Crowd
     shape = ModelShape.of(plain.config, plain.num_parameters(), torch.bfloat16.itemsize)
     blocks = -(-(SHORT + DECODED) // engine.block_size) * engine.block_size
     needed = max(counts) * blocks * shape.kv_bytes_per_token
+    # All keep their cache until the last has ended; a pool holds no more than one step's sequences of this length.
+    longest = (SHORT + DECODED) * -(-max(counts) // engine.max_batch)
     speeds: dict[int, list[float]] = {count: [] for count in counts}
-    async with open_engine(plain, kv_bytes=needed, max_length=SHORT + DECODED, engine=engine) as [model]:
+    async with open_engine(plain, kv_bytes=needed, max_length=longest, engine=engine) as [model]:
         for _ in range(TURNS + 1):
             for count, found in speeds.items():
                 found.append(await decode_speed(model, random_prompts(VOCAB, count, SHORT), DECODED))
