@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.bench_weights import BLOCK, PIECE, mean_loss, pieces
+from benchmarks.bench_weights import BLOCK, PIECE, losses_by_piece, pieces
 from benchmarks.harness import Comparison, Goal, Report, Side, blocking, command_line, compare, run
 from engine.cache.kv_formats import KVDtype
 from engine.cache.paged_kv import PagedKV
@@ -56,7 +56,7 @@ def losses_of(checkpoint: Checkpoint, texts: list[list[int]]) -> dict[KVDtype, f
     losses: dict[KVDtype, float] = {}
     for kv_dtype in reversed(KINDS):
         round_kv(checkpoint, kv_dtype)
-        losses[kv_dtype] = mean_loss(checkpoint, texts)
+        losses[kv_dtype] = float(losses_by_piece(checkpoint, texts).mean())
     return losses
 
 

@@ -177,9 +177,8 @@ async def measure(options: argparse.Namespace) -> Report:
             f"`python -m benchmarks.bench_servers`; {real_model.TITLE} over HTTP (`/v1/chat/completions`, streamed),"
             f" bfloat16 where a row names nothing else, vLLM in {options.vllm_dtype}, {THREADS} threads for each, at"
             f" most {SLOTS} requests at once and {MAX_LENGTH} tokens each at the others, settings as they come. All run"
-            " at the same time, and one is"
-            f" asked at a time. {len(real_text.KINDS) * 12} prompts of four kinds, greedy, answers to their end or"
-            f" {options.max_tokens} tokens.",
+            f" at the same time, and one is asked at a time. {len(real_text.KINDS) * 12} prompts of four kinds, greedy,"
+            f" answers to their end or {options.max_tokens} tokens.",
         )
         for title, server in found.items():
             note(f"{title}: warming up")

@@ -60,7 +60,7 @@ def pieces(tokenizer: TextTokenizer, count: int) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def losses_of(checkpoint: Checkpoint, texts: list[list[int]]) -> Floats:
+def losses_by_piece(checkpoint: Checkpoint, texts: list[list[int]]) -> Floats:
     """Nats per token of each piece, read by itself."""
     losses = []
     for ids in texts:
@@ -81,7 +81,7 @@ async def measure(options: argparse.Namespace) -> Report:
     texts = list(pieces(TextTokenizer(folder), options.pieces))
     kinds: list[Weights] = [BASE, *PERPLEXITY_GOALS]
     loaded = {kind: load_checkpoint(folder, torch.bfloat16, CPU, weights=kind) for kind in kinds}
-    losses = {kind: losses_of(checkpoint, texts) for kind, checkpoint in loaded.items()}
+    losses = {kind: losses_by_piece(checkpoint, texts) for kind, checkpoint in loaded.items()}
     qualities = [
         Quality(kind, math.exp(each.mean()), _ratio(each - losses[BASE]), _said(loaded[kind]))
         for kind, each in losses.items()
