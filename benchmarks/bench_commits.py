@@ -28,11 +28,11 @@ from benchmarks.peers.workloads import Decode, HostStep, Mixed, Prefill, Workloa
 
 ENGINE = "benchmarks.peers.turnout_engine"
 WORK = (Decode(1, 32), Decode(8, 48), Mixed(requests=32, shortest=32, longest=256, tokens=64), Prefill(2000))
-QUICK_SHAPES = ("35 M",)
+QUICK_SUBJECTS = ("35 M",)
 HOST_ENGINE = "benchmarks.peers.turnout_host"
 HOST_FILES = ("benchmarks/host_clock.py", "benchmarks/peers/turnout_host.py")  # an older tree has none of its own
 HOST_WORK = tuple(HostStep(rows, 96, TINY_VOCAB) for rows in (1, 8, 32, 64))
-HOST_CHOICE = "host"
+HOST = "host"
 
 
 def checkout(commit: str, folder: Path) -> Path:
@@ -94,33 +94,29 @@ async def measure(options: argparse.Namespace) -> Report:
         base = checkout(options.base, folder / "base")
         stack.callback(subprocess.run, ["git", "worktree", "remove", "--force", str(base)], cwd=ROOT, check=True)
         trees = Trees({options.base: base, "this tree": ROOT}, threads, options.rounds)
-        shapes = [shape for shape in options.shapes if shape != HOST_CHOICE]
         rows: list[Comparison] = []
-        for shape in shapes:
+        for shape in (subject for subject in options.subjects if subject != HOST):
             setup = Setup(str(random_checkpoint(shape, folder)), "bfloat16", threads)
             rows += await trees.compare(ENGINE, setup, WORK, {"model": shape}, Goal(options.least))
         if rows:
             report.comparisons("speed", rows, "tokens/s")
-        if HOST_CHOICE in options.shapes:
+        if HOST in options.subjects:
             setup = Setup(str(tiny_checkpoint(folder)), "float32", threads=1)  # more would wait, and count that as work
             host = await replace(trees, threads=1).compare(HOST_ENGINE, setup, HOST_WORK, {}, None)
             report.text(
-                "Host time of a step: processor time of the whole process around layers that cost nothing, with one"
-                " thread for numbers, prompts of 16 tokens and answers of 96."
+                "Host time of a step: processor time of the whole process around layers that cost nothing, in"
+                " float32 with one thread, prompts of 16 tokens and answers of 96."
             )
             report.comparisons("host", host, "us")
     return report
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, Path("docs/results/commits.md"), rounds=5, shapes=QUICK_SHAPES)
+    parser = command_line(__doc__, Path("docs/results/commits.md"), rounds=5, subjects=QUICK_SUBJECTS)
     parser.add_argument("--base", default="HEAD~1", help="commit to compare with")
+    subjects = (*SHAPES, HOST)
     parser.add_argument(
-        "--shapes",
-        nargs="+",
-        choices=(*SHAPES, HOST_CHOICE),
-        default=(*SHAPES, HOST_CHOICE),
-        help=f"models; {HOST_CHOICE}: layers that cost nothing",
+        "--subjects", nargs="+", choices=subjects, default=subjects, help=f"models; {HOST}: layers that cost nothing"
     )
     parser.add_argument("--least", type=float, default=0.97, help="least ratio wanted")
     run(parser, measure)

@@ -39,18 +39,22 @@ def properties(dtype: str, threads: int) -> dict[str, object]:
     Where a processor has no bfloat16 of its own, OpenVINO computes in float32; asked for bfloat16, its paged attention
     does not load with AVX-512.
     """
-    import openvino
-
-    native = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    precision = "bf16" if dtype == "bfloat16" and native else "f32"
+    precision = "bf16" if dtype == "bfloat16" and _has_bfloat16() else "f32"
     return {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
 
 
 def openvino_versions() -> dict[str, str]:
-    """Of the libraries, and the precision of the KV cache, which is theirs to choose."""
+    """Of the libraries, the precision of the KV cache, which is theirs to choose, and what stands for bfloat16."""
     from importlib.metadata import version
 
     import openvino
 
     cache = openvino.Core().get_property("CPU", "KV_CACHE_PRECISION")
-    return {"openvino-genai": version("openvino-genai"), "KV cache": cache.get_type_name()}
+    made = {"openvino-genai": version("openvino-genai"), "KV cache": cache.get_type_name()}
+    return made if _has_bfloat16() else {**made, "in place of bfloat16": "float32"}
+
+
+def _has_bfloat16() -> bool:
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +72,18 @@ class RandomPrompts:
         return [self.one(length) for _ in range(count)]
 
 
+def _repeated(generate: Callable[[], Generation]) -> tuple[float, list[list[int]]]:
+    """Generate until a turn is long enough; returns the mean seconds of one time, and the first answers."""
+    seconds, times = 0.0, 0
+    answers: list[list[int]] = []
+    while seconds < AT_LEAST_S:
+        done = generate()
+        answers = answers or done.answers
+        seconds += done.seconds
+        times += 1
+    return seconds / times, answers
+
+
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Decoding after equally long prompts: answers of two lengths, whose times differ by the tokens between them.
@@ -117,14 +130,8 @@ class Prefill:
     def measure(self, engine: Generator, number: int) -> Reading:
         """Prompt tokens per second."""
         prompts = RandomPrompts(f"{self.name}/{number}")
-        seconds, tokens = 0.0, 0
-        answers: list[list[int]] = []
-        while seconds < AT_LEAST_S:
-            done = engine.generate([prompts.one(self.tokens)], 1)
-            answers = answers or done.answers
-            seconds += done.seconds
-            tokens += self.tokens
-        return Reading(tokens / seconds, answers)
+        seconds, answers = _repeated(lambda: engine.generate([prompts.one(self.tokens)], 1))
+        return Reading(self.tokens / seconds, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +155,8 @@ class Mixed:
         step = (self.longest - self.shortest) / (self.requests - 1)
         lengths = [round(self.shortest + step * i) for i in range(self.requests)]
         random.Random(number).shuffle(lengths)
-        seconds, tokens = 0.0, 0
-        answers: list[list[int]] = []
-        while seconds < AT_LEAST_S:
-            done = engine.generate([prompts.one(length) for length in lengths], self.tokens)
-            answers = answers or done.answers
-            seconds += done.seconds
-            tokens += self.requests * self.tokens
-        return Reading(tokens / seconds, answers)
+        seconds, answers = _repeated(lambda: engine.generate([prompts.one(length) for length in lengths], self.tokens))
+        return Reading(self.requests * self.tokens / seconds, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +176,8 @@ class HostStep:
     def measure(self, engine: Generator, number: int) -> Reading:
         """Microseconds of a step: a token of every answer, its share of beginning and ending them included."""
         prompts = RandomPrompts(f"{self.name}/{number}", self.vocab)
-        seconds, steps = 0.0, 0
-        answers: list[list[int]] = []
-        while seconds < AT_LEAST_S:
-            done = engine.generate(prompts.batch(self.rows, HOST_PROMPT_TOKENS), self.tokens)
-            answers = answers or done.answers
-            seconds += done.seconds
-            steps += self.tokens
-        return Reading(1e6 * seconds / steps, answers)
+        seconds, answers = _repeated(lambda: engine.generate(prompts.batch(self.rows, HOST_PROMPT_TOKENS), self.tokens))
+        return Reading(1e6 * seconds / self.tokens, answers)
 
 
 @dataclass(frozen=True, slots=True)
