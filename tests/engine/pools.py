@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.scheduler import step_builder
 from pool.local_pool import LocalPool
 from tests.engine.harness import pair_config, until
 from tests.engine.routed import Opened
@@ -59,12 +58,6 @@ async def twin_pool(pair_folder: Path) -> AsyncIterator[LocalPool]:
     config = pair_config(pair_folder, small="large", block_size=8, token_budget=48)
     async for opened in _opened(LocalPool.load("pair", config)):
         yield opened
-
-
-@pytest.fixture
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer gets ahead of its client by more than a few tokens, however slowly the event loop runs."""
-    monkeypatch.setattr(step_builder, "MOST_STEPS", 2)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 from tests.engine.pools import opened as opened
 from tests.engine.pools import pair_folder as pair_folder
 from tests.engine.pools import pool as pool
-from tests.engine.pools import short_runs as short_runs
 from tests.engine.pools import twin_pool as twin_pool
 
 

@@ -18,8 +18,8 @@ from tests.pool.resuming import METHODS, Client, run
 from turnout.errors import Code, Interrupted, TurnoutError
 from turnout.part_choice import PartChoice
 
-# One loop for all: the models' locks belong to it. What is to move must not have ended by then.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("short_runs")]
+# One loop for all: the models' locks belong to it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [*b"ab ab. ab ab, ab 7.5 ab ab"]
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_tokens": 40, "ignore_eos": True}
@@ -207,11 +207,8 @@ async def test_an_answer_that_ended_stays_with_its_client(pool: LocalPool, other
     assert client.usage.models["large"].generated_tokens == sum(map(len, whole.answers))
 
 
-async def test_everybody_leaves_between_two_tokens(
-    pool: LocalPool, other: LocalPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_everybody_leaves_between_two_tokens(pool: LocalPool, other: LocalPool) -> None:
     """All calls of a pool at once, at many moments; some would be made again, and stay."""
-    monkeypatch.undo()  # in runs of any length: who has ended by then does not matter here
     calls = [
         call_of(PROMPT[place:], name, params, **{**SAMPLED, "seed": place})
         for place, (name, params, _) in enumerate(METHODS)
